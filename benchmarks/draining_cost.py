@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        recording = directory.create_recording(["python", "train.py"], path=str(Path(folder) / "session"))
+        recording = directory.create_recording(["python", "train.py"], path=str(Path(folder) / "recording"))
         collector = RingCollector(recording, Report(print, print))
         collector.start()
         for ranks in (0, options.ranks):

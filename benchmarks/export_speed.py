@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     rows = parser.parse_args().rows
     with tempfile.TemporaryDirectory() as folder:
-        recording = make_recording(Path(folder, "session"), rows)
+        recording = make_recording(Path(folder, "recording"), rows)
         parquet = io.BytesIO()
         export_table(recording, "spans", "parquet", parquet)
         parquet.seek(0)

@@ -116,7 +116,7 @@ def _search_long(steps: int, trouble: Trouble) -> tuple[float, Counter[str]]:
         return run_timed
 
     with tempfile.TemporaryDirectory() as folder:
-        recording = Recording.open(long_recording.write_recording(Path(folder) / "session", steps, trouble))
+        recording = Recording.open(long_recording.write_recording(Path(folder) / "recording", steps, trouble))
         detection = Detection(recording, [time_detector(*item) for item in load_detectors().items()])
         began = time.process_time()
         detection.update()
@@ -126,7 +126,7 @@ def _search_long(steps: int, trouble: Trouble) -> tuple[float, Counter[str]]:
 def _print_live() -> None:
     """Print the time for each second of a live job that has made a million steps."""
     with tempfile.TemporaryDirectory() as folder:
-        recording = Recording.open(long_recording.write_recording(Path(folder) / "session", 1_000_000))
+        recording = Recording.open(long_recording.write_recording(Path(folder) / "recording", 1_000_000))
         detection, pieces, end_ns = begin_detection(recording), [], recording.end_ns
         detection.update(end_ns - 60 * 10**9)
         for second in range(60):

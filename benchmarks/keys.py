@@ -236,7 +236,7 @@ def main() -> None:
     width, height = map(int, options.size.split("x"))
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as zerotop has it, which here comes after NumPy
     with tempfile.TemporaryDirectory() as folder:
-        path, log = Path(folder) / "session", Path(folder) / "answers"
+        path, log = Path(folder) / "recording", Path(folder) / "answers"
         log.touch()
         command = [sys.executable, str(WRITER), str(path), "--hertz", str(options.hertz), "--slower", str(options.slower)]
         command += ["--ranks", str(options.ranks), "--hosts", str(options.hosts)]

@@ -65,7 +65,7 @@ def main() -> None:
     options = parser.parse_args()
     width, height = (int(part) for part in options.size.split("x"))
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "session"
+        path = Path(folder) / "recording"
         command = [sys.executable, str(WRITER), str(path), "--hertz", "10", "--slower", str(options.slower)]
         command += ["--ranks", str(options.ranks), "--hosts", str(options.hosts)]
         writer = subprocess.Popen(command, stdout=subprocess.PIPE)

@@ -224,7 +224,7 @@ def main() -> None:
         return
     for name, write in (("a job as it is", write_job), ("nothing but spans", write_spans)):
         with tempfile.TemporaryDirectory() as folder:
-            print_figures(write(Path(folder, "session"), options.records), name)
+            print_figures(write(Path(folder, "recording"), options.records), name)
 
 
 if __name__ == "__main__":

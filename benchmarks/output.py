@@ -104,7 +104,7 @@ def compare_once(command: list[str], *, ours_first: bool) -> dict[bool, Passage]
     """Run a job alone and under zerotop, one after the other."""
     with tempfile.TemporaryDirectory() as folder:
         return {
-            recorded: pass_output(command, Path(folder, "session"), recorded=recorded)
+            recorded: pass_output(command, Path(folder, "recording"), recorded=recorded)
             for recorded in (ours_first, not ours_first)
         }
 

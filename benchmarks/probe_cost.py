@@ -54,7 +54,7 @@ def parse_options() -> argparse.Namespace:
 def start_rank(budget: str) -> int:
     """Run this file again as the only rank of a recorded job, with a budget in percent."""
     with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
-        recording = directory.create_recording(["python", *sys.argv], path=str(Path(folder) / "session"))
+        recording = directory.create_recording(["python", *sys.argv], path=str(Path(folder) / "recording"))
         probe.bind(("127.0.0.1", 0))
         rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
         variables = {"MASTER_PORT": str(probe.getsockname()[1]), directory.BUDGET_VARIABLE: budget}

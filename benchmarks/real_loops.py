@@ -90,7 +90,7 @@ def run_product(
         else:
             from zerotop_probe.recording import directory
 
-            recording = directory.create_recording(["python", "train.py"], path=os.path.join(folder, "session"))
+            recording = directory.create_recording(["python", "train.py"], path=os.path.join(folder, "recording"))
             path = [str(probe), *filter(None, [os.environ.get("PYTHONPATH")])]
             environment |= {"PYTHONPATH": os.pathsep.join(path), **variables}
             command = [

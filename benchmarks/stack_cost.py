@@ -42,7 +42,7 @@ def main() -> None:
 def start_rank() -> int:
     """Run this file again as the only rank of a recorded job."""
     with tempfile.TemporaryDirectory() as folder:
-        recording = directory.create_recording(["python", *sys.argv], path=str(Path(folder) / "session"))
+        recording = directory.create_recording(["python", *sys.argv], path=str(Path(folder) / "recording"))
         rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         agent = [sys.executable, "-m", "zerotop_probe.outside", "--foreground", recording, "--"]
         return subprocess.run([*agent, sys.executable, *sys.argv], env=os.environ | rank, check=False).returncode

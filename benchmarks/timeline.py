@@ -134,7 +134,7 @@ def main() -> None:
         measure_recording(options.measure)
         return
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "session")
+        path = Path(folder, "recording")
         write_recording(path, options.records)
         subprocess.run([sys.executable, __file__, "--measure", str(path)], check=True)
 

@@ -141,7 +141,7 @@ def measure_size(size: str, options: argparse.Namespace) -> Iterator[str]:
     """Yield a line of figures for each screen on a terminal of this size."""
     width, height = (int(part) for part in size.split("x"))
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "session"
+        path = Path(folder) / "recording"
         command = [sys.executable, str(WRITER), str(path), "--ranks", str(options.ranks)]
         writer = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert writer.stdout is not None

@@ -172,7 +172,7 @@ def _record_job(name: str, draw: Draw, folder: Path, gpu: int) -> dict[str, Any]
         count = torch.cuda.device_count()
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(str((gpu + one) % count) for one in range(min(draw.ranks, count)))
     with tempfile.TemporaryDirectory() as temporary, _keep_busy(draw):
-        recording = Path(temporary, "session")
+        recording = Path(temporary, "recording")
         command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(recording), "--"]
         command += _build_command(draw)
         with open(folder / f"{name}.log", "w") as log:

@@ -81,7 +81,7 @@ def run_jobs(
 def _run_job(plan: Plan, path: Path, turns: _Turns) -> bool:
     """Run a job and pack its recording; returns whether there is one."""
     with tempfile.TemporaryDirectory() as folder:
-        recording = Path(folder, "session")
+        recording = Path(folder, "recording")
         with open(path.with_suffix(".log"), "w") as log:
             _record_job(plan, recording, turns, log)
         packed = [sys.executable, "-m", "zerotop", "pack", str(recording), "-o", str(path.with_suffix(".zerotop"))]

@@ -39,7 +39,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         job = _start_job(Path(folder), options)
         try:
-            hangs = _watch_job(job, Path(folder, "session"))
+            hangs = _watch_job(job, Path(folder, "recording"))
         finally:
             if job.poll() is None:
                 os.killpg(job.pid, signal.SIGTERM)
@@ -55,7 +55,7 @@ def _start_job(folder: Path, options: argparse.Namespace) -> subprocess.Popen[by
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "WORLD_SIZE": str(options.ranks)}
     script = f"{sys.executable} -u {_LOOP} {options.hours} {options.seed}"
     members = " & ".join(f"RANK={rank} LOCAL_RANK={rank} {script}" for rank in range(options.ranks))
-    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(folder / "session"), "--"]
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(folder / "recording"), "--"]
     with open(folder / "output", "wb") as output:
         return subprocess.Popen(
             [*command, "bash", "-c", f"{members} & wait"],

@@ -42,7 +42,7 @@ def main() -> None:
             "length": chance.choice([64, 96, 128]),
         }
         with tempfile.TemporaryDirectory() as folder:
-            recording = _run_job(engine, fault, facts, 20000 + chance.randint(0, 20000), Path(folder, "session"))
+            recording = _run_job(engine, fault, facts, 20000 + chance.randint(0, 20000), Path(folder, "recording"))
             found = [one for one in detect_findings(recording, recording.end_ns) if one.name == "slow_cores"]
         said = "; ".join(f"step {one.step}: {one.headline}" for one in found) or "-"
         print(f"{engine:6} {fault:9} step {facts['step']} rank {facts['rank']}  {said}", flush=True)

@@ -69,7 +69,7 @@ class Odd:
 
 def record_command(folder: Path, command: list[str], **variables: str) -> tuple[Path, str]:
     """Runs a command to its end under ``zerotop run``."""
-    recording = folder / "session"
+    recording = folder / "recording"
     inherited = {name: value for name, value in make_environment().items() if name != "CUDA_VISIBLE_DEVICES"}
     own = {"DS_ACCELERATOR": "cuda", "PYTHONZEROTOP_DEBUG": "1", **variables}
     with open(folder / "output", "wb") as output:

@@ -141,7 +141,7 @@ def test_a_list_of_activations_is_named(tmp_path: Path) -> None:
     assert change.get("line") == watched.counted["lines"]["hook"], change
 
 
-def test_memory_of_another_stream_is_told_apart(tmp_path: Path) -> None:
+def test_memory_of_another_stream_is_distinguished(tmp_path: Path) -> None:
     watched = run_kind("stream", tmp_path)
     assert watched.read_ledger().sum_bytes(OTHER_STREAMS) >= 7.9 * GIB
     finding = watched.find("unusable_memory")
@@ -149,7 +149,7 @@ def test_memory_of_another_stream_is_told_apart(tmp_path: Path) -> None:
     assert finding.evidence["unused_bytes"] >= 7.9 * GIB
 
 
-def test_memory_of_a_graph_is_told_apart(tmp_path: Path) -> None:
+def test_memory_of_a_graph_is_distinguished(tmp_path: Path) -> None:
     watched = run_kind("graph", tmp_path)
     assert watched.read_ledger().sum_bytes(PRIVATE) >= 0.9 * GIB
 

@@ -34,7 +34,7 @@ def run_microscope(recording: Path, *options: str) -> list[dict[str, Any]]:
 
 
 def test_looks_at_a_running_job(tmp_path: Path) -> None:
-    recording = Path(directory.create_recording(["python", "measuring.py"], path=str(tmp_path / "session")))
+    recording = Path(directory.create_recording(["python", "measuring.py"], path=str(tmp_path / "recording")))
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(
             run_loop, "measuring", tmp_path, "--steps", "300", ranks=1, recording=recording, accelerator="cuda"

@@ -54,7 +54,7 @@ def record_story(folder: Path, *options: str) -> tuple[Recording, dict[str, Any]
     """Run a story under ``zerotop run``; return its recording, and what it counted itself."""
     inherited = make_environment()
     del inherited["CUDA_VISIBLE_DEVICES"]
-    recording = folder / "session"
+    recording = folder / "recording"
     script = [sys.executable, str(LOOPS / "stories.py"), *options, "--linger", "2.5", "--output", str(folder / "output")]
     command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(recording), "--", *script]
     path = os.environ.get("PYTHONPATH")

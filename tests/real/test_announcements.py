@@ -39,7 +39,7 @@ def test_a_job_that_ends_is_announced_unless_that_is_off(tmp_path: Path, choice:
         "zerotop",
         "run",
         "--recording",
-        str(tmp_path / "session"),
+        str(tmp_path / "recording"),
         "--",
         sys.executable,
         "-c",

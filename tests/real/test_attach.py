@@ -51,7 +51,7 @@ def start_loop(folder: Path, launcher: str) -> Iterator[subprocess.Popen[bytes]]
 
 def entered_job(folder: Path) -> tuple[jobs.FoundJob, Path]:
     """Waits until both ranks train, and has the probe in them."""
-    recording = folder / "session"
+    recording = folder / "recording"
     recording.mkdir()
 
     def job_of_ours() -> jobs.FoundJob | None:

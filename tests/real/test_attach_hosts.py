@@ -92,7 +92,7 @@ def trained_alike(folder: Path, alone: list[dict[str, object]]) -> bool:
 def test_both_nodes_of_a_deepspeed_job_are_entered_recorded_in_one_recording_and_left(
     cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path, counted_alone: list[dict[str, object]]
 ) -> None:
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     with ExitStack() as stack:
         processes = start_training(cluster, tmp_path, stack)
         with attach_zerotop(

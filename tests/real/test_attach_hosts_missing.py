@@ -170,7 +170,7 @@ def test_another_job_that_meets_at_the_same_port_is_not_taken_for_this_one(
 
 
 @pytest.mark.usefixtures("cluster_job")
-def test_another_format_of_recordings_is_said(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
+def test_another_format_of_recordings_is_reported(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
     two = cluster.nodes[1]
     with attach_zerotop(call_zerotop, cluster, tmp_path) as messages:
         recording = messages[-1].partition("recording in ")[2]
@@ -258,7 +258,9 @@ def read_alive(recording: Path) -> list[bool]:
 
 
 @pytest.mark.usefixtures("cluster_job")
-def test_a_clock_that_is_minutes_off_is_said_and_put_right(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
+def test_a_clock_that_is_minutes_off_is_reported_and_put_right(
+    cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path
+) -> None:
     two, shift = cluster.nodes[1], tmp_path / "shift"
     shift.mkdir()
     library = shift / "shift.so"  # zerotop's Python is isolated from what PYTHONPATH has

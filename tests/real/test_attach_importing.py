@@ -29,7 +29,7 @@ while time.monotonic() < end:
 def test_a_rank_is_asked_again_until_it_has_imported(tmp_path: Path) -> None:
     (tmp_path / "slow_module.py").write_text(MODULE)
     code = "import slow_module, time\nwhile True: time.sleep(0.01)"
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     recording.mkdir()
     with open(tmp_path / "output", "wb") as output:
         process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=output)

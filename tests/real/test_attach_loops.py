@@ -72,7 +72,7 @@ def np_all(values: Any) -> bool:
 
 
 def test_a_running_loop_is_entered_and_left(tmp_path: Path) -> None:
-    recording, end = tmp_path / "session", tmp_path / "end"
+    recording, end = tmp_path / "recording", tmp_path / "end"
     recording.mkdir()
     command = [sys.executable, str(LOOPS / "steady.py"), str(end)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=quiet(), text=True) as process:
@@ -153,7 +153,7 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
 
 
 def test_an_idle_kernel_is_listed_and_entered_by_its_next_cell(kernel: Kernel, tmp_path: Path) -> None:
-    state, recording = tmp_path / "state", tmp_path / "session"
+    state, recording = tmp_path / "state", tmp_path / "recording"
     recording.mkdir()
     assert kernel.run_cell(IMPORTS + TRAIN) == ""
     rows = json.loads(run_zerotop(state, "attach", "--json").stdout)

@@ -46,7 +46,7 @@ class Attached:
     def find_hangs(self) -> list[Finding]:
         """Return the findings about a hang so far."""
         try:
-            recording = Recording.open(self.folder / "session")
+            recording = Recording.open(self.folder / "recording")
         except (RecordingError, OSError):
             return []
         return [one for one in detect_findings(recording, time.time_ns()) if one.name in ("stuck_at_start", "hung_ranks")]
@@ -55,7 +55,7 @@ class Attached:
         command = [sys.executable, "-m", "zerotop", "attach", str(self.ranks[0].pid), "--headless"]
         with open(self.folder / "watcher", "wb") as output:
             self.watcher = subprocess.Popen(
-                [*command, "--recording", str(self.folder / "session")], stdout=output, stderr=subprocess.STDOUT
+                [*command, "--recording", str(self.folder / "recording")], stdout=output, stderr=subprocess.STDOUT
             )
 
     def end(self) -> None:
@@ -145,7 +145,7 @@ def test_a_job_that_is_well_has_no_hang(attached: dict[str, Attached]) -> None:
     job = attached["well"]
     wait_for_hang(attached["loop"])
     attached["loop"].end()  # it takes a whole core
-    begin_ns = Recording.open(job.folder / "session").events_of(events.Attached)[0].unix_ns
+    begin_ns = Recording.open(job.folder / "recording").events_of(events.Attached)[0].unix_ns
     time.sleep(max(0.0, WATCHED_S - (time.time_ns() - begin_ns) / 1e9))
     assert job.find_hangs() == []
     assert all(rank.poll() is None for rank in job.ranks)

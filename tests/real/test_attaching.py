@@ -204,7 +204,7 @@ def test_a_configuration_is_read_whatever_it_is(tmp_path: Path, damaged: str) ->
 
 
 def test_the_order_of_attaching_and_detaching_is_that_of_time(tmp_path: Path) -> None:
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     recording.mkdir()
     write = (
         "import sys, time\nfrom zerotop_probe.recording.writer import EventWriter, Identity\n"

@@ -69,7 +69,7 @@ sys.exit(subprocess.call([sys.executable, "-c", {RANK!r}], env={{**os.environ, "
 
 
 def test_a_killed_rank_leaves_all_it_did(tmp_path: Path) -> None:
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     done = run_headless(recording, build_python_command(LAUNCHER))
     assert (done.returncode, done.stdout) == (3, b"step 2 begins\n")
     assert [event["rank"] for event in read_node_events(recording, "rank_found", "rank_gone")] == [0, 0]
@@ -184,7 +184,7 @@ def test_a_disk_that_is_full_from_the_start_keeps_no_half_recording(tmp_path: Pa
         assert not (disk / "s").exists()
 
 
-def test_a_disk_that_runs_full_costs_the_recording_only_and_that_is_said(tmp_path: Path) -> None:
+def test_a_disk_that_runs_full_costs_the_recording_only_and_that_is_reported(tmp_path: Path) -> None:
     code = "import sys\nfor i in range(300): sys.stdout.write(f'{i:09999}\\n')\nsys.exit(5)"
     with small_disk(tmp_path / "disk", "1m") as disk:
         recording = disk / "zerotop" / "sessions" / "full"

@@ -28,7 +28,7 @@ GROWING = Path(__file__).parent.parent / "support" / "growing_recording.py"
 @pytest.fixture(scope="module")
 def small_recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short recording with something in every file, whose writer was killed."""
-    recording = tmp_path_factory.mktemp("small") / "session"
+    recording = tmp_path_factory.mktemp("small") / "recording"
     command = [sys.executable, str(GROWING), str(recording), "--ranks", "1", "--hertz", "2"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as writer:
         wait_for(lambda: rows_of_each(recording).get("probe") and all(rows_of_each(recording).values()))
@@ -79,7 +79,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_a_recording_that_cannot_be_read_is_one_sentence(
     tmp_path: Path, small_recording: Path, capfd: pytest.CaptureFixture[str], command: str, kind: str
 ) -> None:
-    recording = Path(shutil.copytree(small_recording, tmp_path / "session"))
+    recording = Path(shutil.copytree(small_recording, tmp_path / "recording"))
     damage, sentence = BROKEN[kind]
     damage(recording)
     assert main([command, str(recording)]) == 1

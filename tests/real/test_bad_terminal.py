@@ -40,14 +40,14 @@ def open_terminal(tmp_path: Path) -> Iterator[Open]:
 @pytest.fixture
 def hostile_recording(tmp_path: Path) -> str:
     """A recording of such output."""
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     assert run_headless(recording, build_python_command(f"import os; os.write(1, {HOSTILE!r})")).returncode == 0
     return str(recording)
 
 
 def test_a_jobs_output_is_text_whatever_it_is(open_terminal: Open, tmp_path: Path) -> None:
     code = f"import os, time; os.write(1, {HOSTILE!r}); time.sleep(2)"
-    terminal = open_terminal("run", "--recording", str(tmp_path / "session"), "--", *build_python_command(code))
+    terminal = open_terminal("run", "--recording", str(tmp_path / "recording"), "--", *build_python_command(code))
     terminal.wait_for("[red]markup[/red] [/] [@click=app.quit]click[/] [bold", "exit code 0", "no end of line")
     terminal.wait_for("coloured cleared titled alternate cursor", "wide 日本語 emoji 🎉")
     for escape in (b"\x1b[31m", b"my title", b"\x1b[3J", b"\x9b", b"\xff"):

@@ -94,7 +94,7 @@ def test_a_job_that_slurm_kills_is_a_crash(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_slurm")
-def test_jobs_that_slurm_refuses_are_said(tmp_path: Path) -> None:
+def test_jobs_that_slurm_refuses_are_reported(tmp_path: Path) -> None:
     options = ["--seq-length", "1,2", "--executor", "slurm", "--slurm", "partition=nowhere", "-o", str(tmp_path / "sweep")]
     done = run_zerotop(tmp_path, "sweep", *options, "--", sys.executable, "{seq_length}")
     assert done.returncode == 1

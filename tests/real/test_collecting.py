@@ -225,7 +225,7 @@ def test_run_on_each_node_makes_one_recording(programs: Programs, tmp_path: Path
 
 
 @needs_hosts
-def test_a_lost_node_is_told_within_ten_seconds(programs: Programs, tmp_path: Path) -> None:
+def test_a_lost_node_is_reported_within_ten_seconds(programs: Programs, tmp_path: Path) -> None:
     target = tmp_path / "collected"
     with NatsServer(tmp_path) as server:
         programs.start("collect", server.url, *JOB, "--headless", "--recording", str(target))

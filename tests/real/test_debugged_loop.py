@@ -41,7 +41,7 @@ def test_nothing_went_wrong_inside(run: DebuggedRun) -> None:
     assert not run.rank.find_events("probe_error")
 
 
-def test_anomaly_mode_is_told_with_its_line(run: DebuggedRun) -> None:
+def test_anomaly_mode_is_reported_with_its_line(run: DebuggedRun) -> None:
     assert [(event["on"], event["line"]) for event in run.rank.find_events("debug_mode")][:1] == [(True, run.line)]
     (finding,) = [one for one in run.findings if one.name == "anomaly_mode"]
     assert finding.step == ANOMALY

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.real
 
 def test_no_step_is_missing_and_the_size_is_bounded(tmp_path: Path, job_environment: dict[str, str]) -> None:
     command = build_launch_command("bare", [str(LOOP), str(SECONDS)])
-    recording = directory.create_recording(command, path=str(tmp_path / "session"), max_bytes=MAX_BYTES, full_detail_s=3)
+    recording = directory.create_recording(command, path=str(tmp_path / "recording"), max_bytes=MAX_BYTES, full_detail_s=3)
     agent = [sys.executable, "-m", "zerotop_probe.outside", "--foreground", recording, "--", *command]
     with open(tmp_path / "output", "wb") as output, subprocess.Popen(agent, stdout=output, env=job_environment) as process:
         watched, sizes = Recording.open(Path(recording)), []

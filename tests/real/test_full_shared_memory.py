@@ -46,7 +46,7 @@ pytestmark = [
 @pytest.mark.parametrize("first", [0, 160])
 def test_the_shortage_is_named(first: int, tmp_path: Path, job_environment: dict[str, str]) -> None:
     """Before the first step, where no rank is known yet, and later. No batch fits."""
-    script, recording = tmp_path / "job.py", tmp_path / "session"
+    script, recording = tmp_path / "job.py", tmp_path / "recording"
     script.write_text(JOB)
     run = [BIN / "zerotop", "run", "--headless", "--recording", recording, "--", sys.executable, script, str(first)]
     command = ["unshare", "-m", "sh", "-c", f"{MOUNT} && exec {shlex.join(map(str, run))}"]

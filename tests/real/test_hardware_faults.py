@@ -42,7 +42,7 @@ LATEST_S = 2.0
 
 
 def test_each_fault_is_named_within_two_seconds_and_nvml_may_hang(tmp_path: Path) -> None:
-    played, end, folder = PlayedNvml(tmp_path, 2), tmp_path / "end", tmp_path / "session"
+    played, end, folder = PlayedNvml(tmp_path, 2), tmp_path / "end", tmp_path / "recording"
     program = ["env", "-u", "LD_LIBRARY_PATH", sys.executable, "-c", JOB, str(end)]
     command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(folder), "--", *program]
     with subprocess.Popen(command, env=played.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
@@ -76,8 +76,8 @@ def test_each_fault_is_named_within_two_seconds_and_nvml_may_hang(tmp_path: Path
     assert read_node_events(folder, "sampler_error") == []
 
 
-def test_a_driver_that_hangs_at_the_begin_is_told_and_delays_neither_job_nor_end(tmp_path: Path) -> None:
-    played, end, folder = PlayedNvml(tmp_path, 2), tmp_path / "end", tmp_path / "session"
+def test_a_driver_that_hangs_at_the_begin_is_reported_and_delays_neither_job_nor_end(tmp_path: Path) -> None:
+    played, end, folder = PlayedNvml(tmp_path, 2), tmp_path / "end", tmp_path / "recording"
     played.add("hang nvmlInitWithFlags -1")
     program = ["env", "-u", "LD_LIBRARY_PATH", sys.executable, "-c", JOB, str(end)]
     command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(folder), "--", *program]

@@ -66,7 +66,7 @@ print(json.dumps({
     "open": sorted(os.listdir("/proc/self/fd")), "environment": dict(os.environ),
 }))
 """
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     recording.mkdir()
     before = {
         **os.environ,
@@ -94,7 +94,7 @@ def test_a_background_job_has_a_session_of_its_own_and_no_input(tmp_path: Path) 
 
 
 def test_killing_the_agent_leaves_the_job_to_a_good_end(tmp_path: Path) -> None:
-    recording, flag, result = tmp_path / "session", tmp_path / "flag", tmp_path / "result"
+    recording, flag, result = tmp_path / "recording", tmp_path / "flag", tmp_path / "result"
     recording.mkdir()
     code = f"""
 import os, time
@@ -112,7 +112,7 @@ open({str(result)!r}, "w").write("done")
 
 
 def test_removing_the_recording_does_not_harm_the_job(tmp_path: Path) -> None:
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     recording.mkdir()
     code = f"""
 import os, shutil, time
@@ -142,7 +142,7 @@ def not_a_program(tmp_path: Path) -> Path:
 
 
 def test_a_command_that_cannot_be_executed(tmp_path: Path, not_a_program: Path) -> None:
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     recording.mkdir()
     plain = tmp_path / "train.py"
     plain.touch()
@@ -176,7 +176,7 @@ def test_the_callers_signal_mask_comes_back(tmp_path: Path) -> None:
 def test_modules_of_the_working_directory_are_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("psutil", "pynvml", "argparse", "zerotop_probe", "probe"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     recording.mkdir()
     monkeypatch.chdir(tmp_path)
     started = agent.launch_in_background(str(recording), ["true"])

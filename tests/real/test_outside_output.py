@@ -101,7 +101,7 @@ def test_a_closed_reader_ends_the_job_as_without_us(tmp_path: Path) -> None:
 def test_a_slow_reader_slows_the_job_as_a_pipe_does(tmp_path: Path) -> None:
     """Nobody reads: the job waits in a write, and no process holds what it has not written yet."""
     progress = tmp_path / "progress"
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     recording.mkdir()
     code = f"""
 import os
@@ -160,7 +160,7 @@ os.write(1, b"two")
         with path.open(mode) as file:
             file.seek(0, 2)
             inode = os.fstat(file.fileno()).st_ino
-            recording = tmp_path / "session"
+            recording = tmp_path / "recording"
             recording.mkdir(exist_ok=True)
             command = [*AGENT, "--foreground", str(recording), "--"] if ours else []
             done = subprocess.run(
@@ -193,7 +193,7 @@ def test_closed_descriptors_stay_closed(tmp_path: Path) -> None:
 def test_the_other_end_sees_what_the_job_closes(tmp_path: Path, closed: int) -> None:
     """Neither we nor the holder keep a pipe open that the job was given."""
     code = f"import os; os.close({closed}); os.read(4, 1)"
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     recording.mkdir()
     low = (*os.pipe(), *os.pipe())
     ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in low]
@@ -268,7 +268,7 @@ def test_a_holder_that_is_killed_or_stopped_costs_no_byte(tmp_path: Path) -> Non
 
 def test_output_is_recorded_after_the_sampler_was_killed_and_replaced(tmp_path: Path) -> None:
     flag = tmp_path / "go on"
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     recording.mkdir()
     code = f"""
 import os, time
@@ -329,7 +329,7 @@ raise SystemExit(7)
 
 def test_the_end_and_what_was_lost_are_recorded_on_a_disk_that_others_have_filled(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "512k") as disk:
-        recording = disk / "session"
+        recording = disk / "recording"
         recording.mkdir()
         done = run_in_foreground(
             recording, *build_python_command(FILLER), str(disk / "filler"), f"{recording}/events-node-*", capture_output=True

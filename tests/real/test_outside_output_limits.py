@@ -70,15 +70,15 @@ signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 with open(sys.argv[1], "wb", buffering=0) as file:
     for i in range(300): file.write(bytes(1000))
 """
-    command = ["bash", "-c", 'ulimit -f 64; exec "$@"', "bash", *AGENT, "--foreground", str(tmp_path / "session"), "--"]
-    (tmp_path / "session").mkdir()
+    command = ["bash", "-c", 'ulimit -f 64; exec "$@"', "bash", *AGENT, "--foreground", str(tmp_path / "recording"), "--"]
+    (tmp_path / "recording").mkdir()
     done = subprocess.run(
         [*command, *build_python_command(code), str(tmp_path / "file")], capture_output=True, check=False, timeout=60
     )
     assert (done.returncode, len(done.stdout)) == (-25, 300_000)
     assert (tmp_path / "file").stat().st_size == 64 << 10
-    assert join_output_bytes(tmp_path / "session", "stdout") == done.stdout
-    assert read_node_events(tmp_path / "session", "job_ended")[0]["signal"] == "SIGXFSZ"
+    assert join_output_bytes(tmp_path / "recording", "stdout") == done.stdout
+    assert read_node_events(tmp_path / "recording", "job_ended")[0]["signal"] == "SIGXFSZ"
 
 
 def run_with_limit(recording: Path, kind: int, value: int) -> subprocess.CompletedProcess[bytes]:
@@ -94,29 +94,29 @@ os.execv(sys.executable, [sys.executable, "-m", "zerotop", "run", "--headless", 
 
 @pytest.mark.parametrize(("kind", "value"), [(resource.RLIMIT_AS, 60_000 << 10), (resource.RLIMIT_NOFILE, 24)])
 def test_small_limits_are_enough_for_us(tmp_path: Path, kind: int, value: int) -> None:
-    done = run_with_limit(tmp_path / "session", kind, value)
+    done = run_with_limit(tmp_path / "recording", kind, value)
     assert (done.returncode, done.stdout) == (3, b"word\n"), done.stderr
 
 
 def test_with_too_few_descriptors_the_job_runs_alone_and_they_are_named(tmp_path: Path) -> None:
-    done = run_with_limit(tmp_path / "session", resource.RLIMIT_NOFILE, 8)
+    done = run_with_limit(tmp_path / "recording", resource.RLIMIT_NOFILE, 8)
     assert (done.returncode, done.stdout) == (3, b"word\n")
     assert done.stderr == (
         b"zerotop: The job's output cannot be read: no file descriptor is free: zerotop needs about 20. Raise the limit"
         b" (ulimit -n). The job runs without zerotop, and nothing is recorded\n"
     )
-    assert not (tmp_path / "session").exists()
+    assert not (tmp_path / "recording").exists()
 
 
 def test_a_recording_that_is_gone_is_not_said_to_be_there(tmp_path: Path) -> None:
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     done = run_headless(recording, ["sh", "-c", f"until rm -rf {recording} 2>/dev/null; do :; done; echo word"])
     assert (done.returncode, done.stdout) == (0, b"word\n")
     assert done.stderr == f"zerotop: not recorded in {recording}: it was moved or removed while the job ran\n".encode()
 
 
 def test_ranks_in_the_background_are_recorded_to_their_end(tmp_path: Path) -> None:
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     rank = f"RANK=0 WORLD_SIZE=1 {sys.executable} -S -c 'import time; time.sleep(3); print(1)'"
     done = run_headless(recording, ["bash", "-c", f"{rank} & exit 6"])
     assert (done.returncode, done.stdout) == (6, b"1\n")
@@ -126,7 +126,7 @@ def test_ranks_in_the_background_are_recorded_to_their_end(tmp_path: Path) -> No
 
 def test_a_daemon_holds_nothing_up_and_its_output_is_passed_on(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     recording.mkdir()
     job = f"(until [ -e {flag} ]; do sleep 0.05; done; echo late) & echo early"
     with subprocess.Popen(

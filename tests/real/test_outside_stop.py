@@ -96,7 +96,7 @@ def test_a_termination_of_the_agent_in_the_background_is_a_stop(tmp_path: Path) 
 @pytest.fixture
 def stubborn_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ProcessHandle, ProcessHandle]:
     """A recording whose launcher ends when interrupted and leaves a rank; the agent and that rank."""
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     recording.mkdir()
     monkeypatch.chdir(tmp_path)
     started = agent.launch_in_background(str(recording), build_python_command(STUBBORN), grace_s=(0.3, 0.3))
@@ -238,7 +238,7 @@ def test_ranks_without_a_launcher_are_all_stopped(tmp_path: Path) -> None:
         assert [rank.stdout is not None and rank.stdout.readline() for rank in ranks] == [b"ready\n"] * 2
         job = jobs.find_job(ranks[1].pid)
         assert job is not None
-        recording = attaching.begin_recording(job, str(tmp_path / "session"))
+        recording = attaching.begin_recording(job, str(tmp_path / "recording"))
         sampler = agent.watch_in_background(recording)
         assert sampler is not None
         job_control.request_stop(recording)

@@ -94,7 +94,7 @@ def test_the_job_gets_its_variables_back(tmp_path: Path) -> None:
         if command:
             arguments = [install_command(), "run", *command, *job]
         else:
-            arguments = [sys.executable, "-I", "-c", code, str(tmp_path / "session"), *job[1:]]
+            arguments = [sys.executable, "-I", "-c", code, str(tmp_path / "recording"), *job[1:]]
         given = (
             environment if command else {name: value for name, value in environment.items() if name != "PYTHONEXECUTABLE"}
         )

@@ -300,7 +300,7 @@ def two_engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rank, dict[st
     return run_loop("two_engines", make_folder(tmp_path_factory), launcher="bare", ranks=1).read_rank(0)
 
 
-def test_two_engines_are_told_apart(two_engines: tuple[Rank, dict[str, Any]]) -> None:
+def test_two_engines_are_distinguished(two_engines: tuple[Rank, dict[str, Any]]) -> None:
     rank, _ = two_engines
     assert [(event["engine"], bool(event["optimizer"])) for event in rank.find_events("engine")] == [
         (0, True),

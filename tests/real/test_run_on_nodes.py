@@ -157,7 +157,7 @@ def test_the_server_shows_the_sites_certificate(tmp_path: Path) -> None:
         check_two_nodes(job, started)
 
 
-def test_a_certificate_that_is_not_fit_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
+def test_a_certificate_that_is_not_fit_is_reported_and_the_job_goes_on(tmp_path: Path) -> None:
     """Nothing is sent without it: whoever names one wants no open connection."""
     certificate, _ = make_certificate(tmp_path, "site")
     _, key = make_certificate(tmp_path, "other")
@@ -356,7 +356,7 @@ def test_records_that_a_killed_collector_lacks_are_fetched_afterwards(tmp_path: 
     assert Rank(job.recording, 1).find_events("goodbye")[0]["step"] == steps[-1]
 
 
-def test_a_node_without_zerotop_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
+def test_a_node_without_zerotop_is_reported_and_the_job_goes_on(tmp_path: Path) -> None:
     """Its ranks run as if nobody watched."""
     with start_nodes(tmp_path, 2, is_shared=False) as job:
         probe = Path(zerotop_probe.__file__).parent

@@ -18,7 +18,7 @@ JOB = "import sys, time; print('working'); time.sleep(0.3); sys.exit(int(sys.arg
 
 
 def run_job(folder: Path, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(folder / "session"), *options]
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(folder / "recording"), *options]
     return subprocess.run(
         [*command, "--", sys.executable, "-c", JOB, str(code)], capture_output=True, text=True, cwd=folder, check=False
     )
@@ -34,7 +34,7 @@ def test_a_report_is_written_when_the_job_ends(tmp_path: Path) -> None:
     assert "The job failed with exit code 3, after " in page
     assert "before the first step." in page
     assert "EUR at 30.00 EUR an hour." in page
-    assert json.loads((tmp_path / "session" / "session.json").read_text())["price_per_hour"] == "30 EUR"
+    assert json.loads((tmp_path / "recording" / "session.json").read_text())["price_per_hour"] == "30 EUR"
 
 
 def test_a_place_where_no_report_can_be_written_is_refused_before_the_job(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_place_where_no_report_can_be_written_is_refused_before_the_job(tmp_pa
         assert refused.returncode == 2
         assert reason in refused.stderr
         assert refused.stdout == ""
-        assert not (tmp_path / "session").exists()
+        assert not (tmp_path / "recording").exists()
 
 
 def test_the_header_shows_what_the_job_has_cost_so_far() -> None:

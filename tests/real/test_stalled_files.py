@@ -64,7 +64,7 @@ def test_no_step_waits_for_a_stalled_file_system(
     stalling_folder: tuple[Path, subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     folder, server = stalling_folder
-    recording = Path(directory.create_recording(["python", "train.py"], path=str(folder / "session")))
+    recording = Path(directory.create_recording(["python", "train.py"], path=str(folder / "recording")))
     times = tmp_path / "times"
     agent = subprocess.Popen([*AGENT, "--foreground", str(recording), "--", sys.executable, "-c", LOOP, str(times)])
     try:

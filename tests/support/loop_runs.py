@@ -64,7 +64,7 @@ def run_loop(  # noqa: PLR0913
     Raises AssertionError with the output if it fails.
     """
     if recording is None:
-        recording = folder / "session"
+        recording = folder / "recording"
         recording.mkdir()
     path = BOOTSTRAP if bootstrap else BOOTSTRAP.parent.parent
     recording_variable = {SESSION_VARIABLE: str(recording)} if recording != Path() else {}
@@ -86,7 +86,7 @@ def run_loop_variants(
     """
     runs = []
     for variant, options in variants.items():
-        recording = folder / variant / "session"
+        recording = folder / variant / "recording"
         (folder / variant if variant == MISSING else recording).mkdir(parents=True)
         runs.append(
             {
@@ -102,7 +102,9 @@ def run_loop_variants(
     variables = {SESSION_VARIABLE: str(folder / "none")} if bootstrap else {}
     _run_command(command, folder, _make_variables(BOOTSTRAP if bootstrap else BOOTSTRAP.parent.parent) | variables)
     assert not (folder / "none").exists()
-    return {variant: _read_counted(folder / variant / "output", folder / variant / "session", RANKS) for variant in variants}
+    return {
+        variant: _read_counted(folder / variant / "output", folder / variant / "recording", RANKS) for variant in variants
+    }
 
 
 def _make_variables(path: Path, accelerator: str = "cpu") -> dict[str, str]:

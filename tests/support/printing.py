@@ -30,7 +30,7 @@ class Printing:
     def __init__(self, folder: Path, pid: int = 1, path: Path | None = None) -> None:
         identity = Identity.for_this_process("node")._replace(pid=pid)
         with mock.patch.object(clock, "read_clock_pair", _read_clock_pair):
-            self.path = path or Path(directory.create_recording(["train.py"], path=str(folder / "session")))
+            self.path = path or Path(directory.create_recording(["train.py"], path=str(folder / "recording")))
             self._index = RecordWriter(str(self.path), OUTPUT, identity)
         self._log = create_file(str(self.path), f"output-{identity.file_stem}", ".log")
         self._offset = 0

@@ -129,7 +129,7 @@ def run_recorded(command: Sequence[str], folder: Path, environment: dict[str, st
 
     Raises subprocess.TimeoutExpired after TIMEOUT_S, with everything of the job killed.
     """
-    recording = folder / "session"
+    recording = folder / "recording"
     arguments = [
         sys.executable,
         "-m",

@@ -32,7 +32,7 @@ class StandingJob:
     ) -> None:
         """Start it. ``odd``: the rank that stops, in ``step``, for ``pause_s``."""
         folder.mkdir()
-        self.recording = folder / "session"
+        self.recording = folder / "recording"
         self.kind, self.ranks, self.odd, self.step = kind, ranks, odd, step
         self._output = folder / "output"
         self._detection: Detection | None = None

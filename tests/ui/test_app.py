@@ -468,7 +468,7 @@ class TestLeaving:
         assert seen.app.return_value is Leaving.QUIT
 
 
-async def test_a_dead_sampler_is_said_and_started_again() -> None:
+async def test_a_dead_sampler_is_reported_and_started_again() -> None:
     seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(120, 40), notifications=True) as pilot:
         await pilot.press("r")

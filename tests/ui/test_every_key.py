@@ -80,7 +80,7 @@ FIRST: dict[str, tuple[str, ...]] = {
 # Those that need a job, several recordings or a yes, and the tests that press them.
 ELSEWHERE: dict[str, str] = {
     "demo.story": "test_demo_app::test_the_story_is_one_key_away",
-    "job.sampler": "test_app::test_a_dead_sampler_is_said_and_started_again",
+    "job.sampler": "test_app::test_a_dead_sampler_is_reported_and_started_again",
     "job.enter": "test_app::test_ranks_attached_to_from_outside_are_entered",
     "memory.look": "test_memory_screen::test_x_asks_for_a_look_and_its_result_is_drawn_when_it_arrives",
     "ranks.stacks": "test_stacks::test_the_stacks_are_hidden_and_shown",
@@ -91,10 +91,10 @@ ELSEWHERE: dict[str, str] = {
     "leave.again": "test_app::test_detach",
     "leave.cancel": "test_app::test_cancel",
     "leave.stop": "test_app::test_stop_shows_its_progress_then_forces_then_ends",
-    "delete.yes": "test_start::test_a_recording_is_deleted_and_what_that_freed_is_said",
+    "delete.yes": "test_start::test_a_recording_is_deleted_and_the_freed_space_is_reported",
     "delete.no": "test_start::test_nothing_is_deleted_without_a_yes",
     "compare.overlay": "test_start::test_the_iterations_of_two_that_are_compared_are_laid_over_one_another",
-    "sweep.open": "test_sweep::test_a_point_without_a_recording_is_said",
+    "sweep.open": "test_sweep::test_a_point_without_a_recording_is_reported",
     "stop.yes": "test_sweep::test_leaving_asks_while_the_sweep_runs",
     "stop.no": "test_sweep::test_leaving_asks_while_the_sweep_runs",
     "sweep.follow": "test_sweep::test_leaving_an_ended_sweep_asks_nothing",

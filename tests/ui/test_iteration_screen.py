@@ -106,7 +106,7 @@ def test_the_verdict_follows_the_evidence(name: str, words: str, style: str) -> 
     assert how == style
 
 
-def test_long_iterations_that_differ_are_told_by_their_mean() -> None:
+def test_long_iterations_that_differ_are_reported_by_their_mean() -> None:
     fold = fold_of("hand-rank0")
     assert fold.long is not None
     assert fold.long.mean_s == pytest.approx(fold.long.iteration_s, rel=0.2)
@@ -121,7 +121,7 @@ def test_excluded_iterations_are_counted_by_reason() -> None:
     assert describe_left_out(fold_of("hand-rank0")) == "excluded: 172 only counted, 52 outliers"
 
 
-async def test_a_pinned_fold_lies_behind_later_ones_and_survives_other_screens() -> None:
+async def test_a_pinned_fold_is_behind_later_ones_and_survives_other_screens() -> None:
     async with open_app(recordings.open_recording("story"), step=8) as screen:
         assert "skipped steps 1–8" in screen.read_text()
         await screen.press_keys("c", "end")

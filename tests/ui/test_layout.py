@@ -18,7 +18,7 @@ PANELS = ("memory", "iteration", "cpu", "gpu", "output")
     st.booleans(),
     st.builds(PanelCounts, gpus=st.integers(0, 70), ranks=st.integers(0, 70), hosts=st.integers(0, 9)),
 )
-def test_panels_lie_in_the_terminal_and_apart(
+def test_panels_are_in_the_terminal_and_apart(
     width: int, height: int, notices: int, past: bool, failed: bool, shape: PanelCounts
 ) -> None:
     common = layout_outline(width, height, notices, past=past, failed=failed)

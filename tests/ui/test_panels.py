@@ -80,7 +80,7 @@ def test_header_before_there_is_an_engine() -> None:
     ]
 
 
-def test_a_time_that_is_inferred_is_said_to_be() -> None:
+def test_a_time_that_is_inferred_is_marked_as_such() -> None:
     view = replace(view_at("story", 20.0), inferred=Inferred(2.7512, 0.874, ("cpu", "pcie"), 24.0))
     assert read_texts(draw_header(view, BADGE, 80, 2, BLOCKS))[1] == (
         " no step yet  about 2.75 s/it inferred, 87 % sure  elapsed 0:20                 "
@@ -385,7 +385,7 @@ def test_status_is_loud_about_losses_only() -> None:
     assert [text for text, style in lossy if style == "alert"] == ["1 234 records lost", "1 probe error"]
 
 
-def test_tabs_lie_where_they_say_and_leave_room_for_what_watching_costs() -> None:
+def test_tabs_are_where_they_say_and_leave_room_for_what_watching_costs() -> None:
     cost = view_at("story", 64.0).cost
     tabs = [Tab("live", "Live"), Tab("memory", "Memory")]
     row, places = draw_tabs(tabs, "memory", cost, 60, BLOCKS)
@@ -398,7 +398,7 @@ def test_tabs_lie_where_they_say_and_leave_room_for_what_watching_costs() -> Non
     assert row_text(narrow) == " 1  2 Memory    "
 
 
-def test_keys_fit_and_lie_where_they_say() -> None:
+def test_keys_fit_and_are_where_they_say() -> None:
     shown = ("app.leave", "time.play", "time.step.back", "time.seconds.back", "app.help", "app.theme")
     keys = [key for key in collect_keys(LiveScreen, ZerotopApp) if key.id in shown]
     row, places = draw_keys(keys, 40, BLOCKS)

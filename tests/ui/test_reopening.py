@@ -29,7 +29,7 @@ async def test_deleted_detail_is_released(tmp_path: Path, monkeypatch: pytest.Mo
     # No step is notable, so that as much as possible is deleted.
     monkeypatch.setattr(step_history, "_FIRST_STEPS", 1)
     monkeypatch.setattr(step_history, "is_unlike_before", lambda record, before: False)
-    folder = unpack_segmented(recordings.find_packed_file("gpu-offload-4"), tmp_path / "session", full_detail_s=5)
+    folder = unpack_segmented(recordings.find_packed_file("gpu-offload-4"), tmp_path / "recording", full_detail_s=5)
     source = RecordingSource(Recording.open(folder))
     offset_ns, end_ns = source.recording.sources["spans"][0].offset_ns, source.end_ns
     app = ZerotopApp(source, None, title="held", glyphs=BLOCKS)

@@ -260,7 +260,7 @@ async def test_nothing_is_deleted_without_a_yes(recording_root: Path, keys: list
 
 
 @pytest.mark.parametrize("key", ["d", "y"])
-async def test_a_recording_is_deleted_and_what_that_freed_is_said(recording_root: Path, key: str) -> None:
+async def test_a_recording_is_deleted_and_the_freed_space_is_reported(recording_root: Path, key: str) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -272,7 +272,7 @@ async def test_a_recording_is_deleted_and_what_that_freed_is_said(recording_root
     assert not (recording_root / "story").exists()
 
 
-async def test_a_live_one_and_what_lies_elsewhere_are_never_deleted(recording_root: Path, tmp_path: Path) -> None:
+async def test_a_live_one_and_files_elsewhere_are_never_deleted(recording_root: Path, tmp_path: Path) -> None:
     directory.create_recording(["python", "train.py"], path=str(recording_root / "now"), launcher="python")
     elsewhere = recordings.unpack_to_folder("z2", tmp_path)
     (recording_root / "a-link").symlink_to(elsewhere)

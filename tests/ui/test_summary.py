@@ -73,7 +73,7 @@ async def test_memory_and_cores_are_those_of_the_last_step() -> None:
         assert "–" not in row[:60]
 
 
-async def test_a_difference_from_the_last_runs_is_said_once_it_was_computed() -> None:
+async def test_a_difference_from_the_last_runs_is_reported_once_it_was_computed() -> None:
     asked: list[str] = []
 
     def compare_past(path: str) -> list[str]:
@@ -90,14 +90,14 @@ async def test_a_difference_from_the_last_runs_is_said_once_it_was_computed() ->
         assert asked == [str(demo.RECORDING_PATH)]
 
 
-async def test_the_hang_because_of_which_a_job_was_stopped_is_told_beside_its_end() -> None:
+async def test_the_hang_because_of_which_a_job_was_stopped_is_reported_beside_its_end() -> None:
     app = ZerotopApp(RecordingSource(open_recording("x2-hang-collectives")), glyphs=BLOCKS, title="hang")
     async with app.run_test(size=(120, 40)) as pilot:
         panel = app.screen.query_one(Summary)
         await wait_until(pilot, lambda: "No progress for" in panel.plain_text())
 
 
-async def test_the_error_of_the_post_mortem_is_told_once() -> None:
+async def test_the_error_of_the_post_mortem_is_reported_once() -> None:
     source = RecordingSource(open_recording("z2-oom"))
     app = ZerotopApp(source, glyphs=BLOCKS, title="oom")
     async with app.run_test(size=(120, 40)) as pilot:

@@ -156,7 +156,7 @@ def test_an_ended_sweep_says_its_answer_first() -> None:
     assert sum("ok, fastest" in row_text(row) for row in draw_sweep(SweepModel(progress), 250, 70, BLOCKS)) == 1
 
 
-async def test_a_point_without_a_recording_is_said() -> None:
+async def test_a_point_without_a_recording_is_reported() -> None:
     app = SweepApp(SweepModel(Progress(16)), glyphs=BLOCKS)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("home", "enter")

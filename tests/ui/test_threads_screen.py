@@ -167,7 +167,7 @@ async def test_the_numbers_are_copied() -> None:
 
 
 @pytest.mark.parametrize(("glyphs", "samples"), [(BLOCKS, "■■"), (TEXTURES, "▓█"), (ASCII, "bS")])
-async def test_the_charts_phases_are_told_apart_without_colours(glyphs: Glyphs, samples: str) -> None:
+async def test_the_charts_phases_are_distinguished_without_colours(glyphs: Glyphs, samples: str) -> None:
     app = app_of(open_recording("x4-attached"), glyphs)
     async with app.run_test(size=(120, 40)) as pilot:
         await open_threads(app, pilot)
@@ -219,7 +219,7 @@ async def test_a_process_that_nobody_numbered_is_the_job_and_all_its_threads_are
         assert "others" not in text
 
 
-async def test_no_rank_and_no_threads_are_said(tmp_path: Path) -> None:
+async def test_no_rank_and_no_threads_are_reported(tmp_path: Path) -> None:
     write_table(tmp_path, tables.HOSTS, make_identity(-1), make_record(tables.HOSTS, time_ns=S, cores=4)).close()
     app = app_of(read_recording(tmp_path))
     async with app.run_test(size=(80, 24)) as pilot:

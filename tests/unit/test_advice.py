@@ -42,7 +42,7 @@ ADVICE: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
     ("gpu-offload-4", "pinned_overhead", ("rounding up to powers of two",), ("pin_memory",)),
     # The request is named by what it holds.
     ("z2-oom", "out_of_memory", ("as float32 logits over a vocabulary of 151,936 take",), ()),
-    ("cpu-dead", "dead_rank", ("signal 9 (SIGKILL)", "dmesg"), ()),
+    ("cpu-dead", "dead_rank", ("signal 9 (SIGKILL)", "auditctl"), ("dmesg",)),
     ("held-crowded", "cores_taken", ("Other processes use 0.9 of 2 cores", "top -b"), ("kill",)),
     ("gpu-leak", "memory_creep", ("32.0 MiB a step on rank 0", "loss.item()"), ("losses.append",)),
 ]

@@ -142,7 +142,7 @@ def test_who_works_does_not_wait(lock_file: Path, start_rank: Start) -> None:
         wait_for(partial(lambda before: read_ticks() > before + 10, before))
 
 
-def test_it_is_said_when_it_lay_there_before_too(lock_file: Path, start_rank: Start) -> None:
+def test_it_is_reported_when_it_was_there_before_too(lock_file: Path, start_rank: Start) -> None:
     rank, locks = start_rank(SLEEP), LockWatcher()
     assert not locks.is_due(CHECK_PERIOD_S - 1)
     assert locks.find_blocking_locks([rank], CHECK_PERIOD_S) == []

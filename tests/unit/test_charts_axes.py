@@ -129,7 +129,7 @@ def test_a_chart_in_its_axes() -> None:
     ]
 
 
-def test_the_grid_lies_behind() -> None:
+def test_the_grid_is_behind() -> None:
     canvas = Canvas(3, 2, BLOCKS)
     axis = choose_scale(PERCENT, 100, 2)
     plot_grid(canvas, axis)

@@ -75,7 +75,7 @@ def test_areas_are_exact_to_an_eighth() -> None:
     assert draw_lines(canvas) == ["   ▃ ", " ▁██ "]
 
 
-def test_a_line_over_an_area_lies_on_its_colour() -> None:
+def test_a_line_over_an_area_is_on_its_colour() -> None:
     canvas = Canvas(1, 2, BLOCKS)
     plot_area(canvas, np.array([8.0]), "load", top=8)
     plot_line(canvas, np.full(2, 1.0), np.full(2, 1.0), "series-0", top=8)
@@ -126,7 +126,7 @@ def test_tiny_amounts_are_visible_and_zero_is_not() -> None:
     assert canvas.to_rows() == [(("▁", "b"), ("  ", "text"))]
 
 
-def test_a_band_lies_behind_a_line() -> None:
+def test_a_band_is_behind_a_line() -> None:
     canvas = Canvas(1, 3, BLOCKS)
     plot_band(canvas, np.array([4.0]), np.array([20.0]), "heat-3", top=24)
     assert canvas.to_rows() == [(("▄", "heat-3"),), ((" ", "text/heat-3"),), (("▄", "ground/heat-3"),)]

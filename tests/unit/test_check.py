@@ -87,7 +87,7 @@ def test_a_failed_job_and_a_recording_without_steps_fail(
     assert checks["gpu_memory"] == ("skipped", "No GPU memory was recorded.")
 
 
-def test_a_baseline_of_another_machine_or_setting_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_baseline_of_another_machine_or_setting_is_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     elsewhere = recordings.unpack_to_folder("z2", tmp_path)
     for path in elsewhere.glob("*.jsonl"):
         path.write_text(path.read_text().replace("NVIDIA H200", "NVIDIA A100"))
@@ -237,7 +237,7 @@ def test_sizes_may_be_numbers_of_bytes() -> None:
 
 
 @pytest.mark.parametrize(("limit", "peak"), [("39GB", "41.07 GB"), ("36 GiB", "38.25 GiB"), ("36G", "38.25 GiB")])
-def test_a_limit_is_told_as_it_was_written(
+def test_a_limit_is_shown_as_it_was_written(
     limit: str, peak: str, write_budget: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     _, checks = run_check(capfd, STORY, write_budget(f'[limits]\ngpu_memory = "{limit}"'))

@@ -59,7 +59,7 @@ def test_wrong_usage_exits_2_and_says_why(tmp_path: Path, arguments: tuple[str, 
         (("xyzzy",), "zerotop: error: there is no command 'xyzzy'. All are in zerotop --help."),
     ],
 )
-def test_wrong_usage_is_told_by_the_command_it_is_of(
+def test_wrong_usage_is_reported_by_the_command_itself(
     arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
@@ -98,7 +98,7 @@ def test_options_that_the_help_does_not_show_are_not_suggested(capsys: pytest.Ca
         (("estimate", "tiny", "--gpu-memory", "80"), "80 is not a size such as 500MB or 2GB; did you mean 80GB?"),
     ],
 )
-def test_mistakes_are_told_with_what_was_probably_meant(
+def test_mistakes_are_reported_with_what_was_probably_meant(
     command: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command)
@@ -150,7 +150,7 @@ def test_the_version_is_a_sentence_where_zerotop_is_not_installed(
 
 
 def test_run_needs_no_dashes_before_the_first_word_that_is_no_option(tmp_path: Path) -> None:
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     code = "import sys; print(sys.argv[1:])"
     options = "--headless", "--recording", str(recording), "--budget", "0.5"
     result = run_zerotop(tmp_path, "run", *options, sys.executable, "-c", code, "--lr", "1e-3", "--headless", "--", "x")
@@ -169,7 +169,7 @@ def test_a_file_that_is_no_program_leaves_no_recording(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_bytes(b"\x00\x01 neither")
     script.chmod(0o755)
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     result = run_zerotop(tmp_path, "run", "--headless", "--recording", str(recording), "--", str(script))
     assert result.returncode == 126
     assert b"neither a program nor a script" in result.stderr
@@ -179,7 +179,7 @@ def test_a_file_that_is_no_program_leaves_no_recording(tmp_path: Path) -> None:
 def test_a_headless_job_keeps_its_bytes_and_its_exit_code(tmp_path: Path) -> None:
     said = bytes(range(256)) * 3 + b"\rhalf a line"
     code = f"import os, sys; os.write(1, {said!r}); os.write(2, b'oh'); sys.exit(7)"
-    recording = tmp_path / "session"
+    recording = tmp_path / "recording"
     arguments = ("run", "--headless", "--recording", str(recording), "--", sys.executable, "-c", code)
     result = run_zerotop(tmp_path, *arguments)
     assert result.returncode == 7

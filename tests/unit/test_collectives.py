@@ -56,7 +56,7 @@ def test_the_installed_pytorch_is_asked() -> None:
         dist.destroy_process_group()
 
 
-def test_the_last_collectives_are_told_with_the_lines_that_called_them() -> None:
+def test_the_last_collectives_are_reported_with_the_lines_that_called_them() -> None:
     frames = [
         {
             "name": "all_reduce",

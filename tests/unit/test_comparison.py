@@ -88,7 +88,7 @@ def test_factors_need_two_numbers() -> None:
 
 
 @pytest.mark.parametrize(("second", "told"), [(8.3, "8.30×"), (1.4, "+40 %"), (0.12, "−88 %"), (0.001, "−99 %")])
-def test_a_change_is_said_in_percent_or_as_a_multiple(second: float, told: str) -> None:
+def test_a_change_is_reported_in_percent_or_as_a_multiple(second: float, told: str) -> None:
     comparison = Comparison(("a", "b"), (Measure("Time", "step", Unit.SECONDS, (1.0, second)),))
     text = row_text(draw_rows(comparison, 50, BLOCKS)[-1])
     assert told in text

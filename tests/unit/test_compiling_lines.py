@@ -26,7 +26,7 @@ LOOP = ("train.py", 120, "main", True)
         (("torch._dynamo._TorchDynamoContext.__call__", "torch._inductor.CompiledFxGraph.__call__"), False),
     ],
 )
-def test_compiling_is_told_from_running_what_is_compiled(callees: tuple[str, ...], compiles: bool) -> None:
+def test_compiling_is_distinguished_from_running_what_is_compiled(callees: tuple[str, ...], compiles: bool) -> None:
     known = find_known_call(callees)
     assert (known is not None and "dynamic=True" in known.fix) == compiles
 

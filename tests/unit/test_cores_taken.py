@@ -31,7 +31,7 @@ def test_pieces_make_no_difference(tmp_path: Path, seconds: float) -> None:
         "hosts": set_values(PERIOD_S, share, cores_used=float(CORES)),
         "processes": set_values(PERIOD_S, share, waiting_cores=CORES / 2),
     }
-    path = long_recording.write_recording(tmp_path / "session", 500, Trouble(tables=changes))
+    path = long_recording.write_recording(tmp_path / "recording", 500, Trouble(tables=changes))
     whole, *others = (find_taken(path, piece) for piece in (16384, 50, 7, 3))
     assert all(found == whole for found in others)
     if seconds < cores_taken.TAKEN_SECONDS:

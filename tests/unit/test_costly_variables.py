@@ -59,7 +59,7 @@ def find_all(
         ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, {"caching_off": "warning"}),
     ],
 )
-def test_a_costly_variable_is_told(tmp_path: Path, environment: dict[str, str], told: dict[str, str]) -> None:
+def test_a_costly_variable_is_reported(tmp_path: Path, environment: dict[str, str], told: dict[str, str]) -> None:
     """And is the reason why the GPU waits, in place of the time of a launch."""
     assert find(tmp_path, environment) == told
 

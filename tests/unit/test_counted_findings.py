@@ -113,7 +113,7 @@ def test_times_and_peaks_stay_those_of_the_steps(tmp_path: Path) -> None:
         assert (steps["allocated_peak_bytes"][begin:end] == -1).all()
 
 
-def test_a_rise_between_two_measured_steps_is_told_with_both(tmp_path: Path) -> None:
+def test_a_rise_between_two_measured_steps_is_reported_with_both(tmp_path: Path) -> None:
     """Step 284 has phases, and then step 300."""
     folder = recordings.unpack_to_folder("gpu-lines-jump", tmp_path)
     count_steps(folder, interval=16, first=10)

@@ -72,7 +72,7 @@ class Job:
 
 @pytest.fixture
 def running_job(tmp_path: Path) -> Iterator[Job]:
-    path = directory.create_recording(["python", "train.py"], path=str(tmp_path / "session"))
+    path = directory.create_recording(["python", "train.py"], path=str(tmp_path / "recording"))
     started = Job(Path(path))
     yield started
     started.recorder.close()
@@ -153,7 +153,7 @@ def test_steps_in_which_waits_of_streams_are_measured_have_phases(
     counted = steps["flags"][np.isin(steps["step"], measured)] & COUNTED
     assert not counted.any()
     assert (steps["flags"] & COUNTED != 0).mean() > 0.8
-    assert [one["waited_ns"] for one in Rank(tmp_path / "session", 0).find_events(events.StreamWaits.event_name)] == [
+    assert [one["waited_ns"] for one in Rank(tmp_path / "recording", 0).find_events(events.StreamWaits.event_name)] == [
         [3 * MS] * 4
     ] * 2
 

@@ -124,7 +124,7 @@ def test_torch_without_cuda_is_reported(
 
 
 def test_progress_lines(tmp_path: Path) -> None:
-    folder = directory.create_recording(["python", "train.py"], path=str(tmp_path / "session"))
+    folder = directory.create_recording(["python", "train.py"], path=str(tmp_path / "recording"))
     source = RecordingSource(Recording.open(Path(folder)))
     seconds = 0.0
     news = progress.ProgressReporter(lambda: seconds)

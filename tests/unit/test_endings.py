@@ -78,7 +78,7 @@ def test_damaged_counts_count_nothing(tmp_path: Path) -> None:
 
 def test_a_rank_on_a_full_disk_still_says_what_it_lost(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "256k") as disk:
-        recording = disk / "session"
+        recording = disk / "recording"
         recording.mkdir()
         command = [sys.executable, "-c", RANK, str(recording), str(disk / "filler"), "500"]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)

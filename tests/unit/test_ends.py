@@ -21,7 +21,7 @@ class Nodes:
     """A recording by two nodes, a rank on each: pids 10 and 11."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = Path(directory.create_recording(["train.py"], path=str(folder / "session")))
+        self.path = Path(directory.create_recording(["train.py"], path=str(folder / "recording")))
         self.recording = Recording.open(self.path)
         first = self.recording.info["clock"]["monotonic_ns"]
         self._zero_ns = first + 60 * S

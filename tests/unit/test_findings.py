@@ -377,7 +377,7 @@ def test_a_clock_that_is_hours_off(tmp_path: Path, all_findings: Findings, name:
 
 def test_a_long_job_is_read_in_pieces(tmp_path: Path) -> None:
     """An update stops at its time limit, and continues there."""
-    recording = Recording.open(long_recording.write_recording(tmp_path / "session", 40_000))
+    recording = Recording.open(long_recording.write_recording(tmp_path / "recording", 40_000))
     detection = begin_detection(recording)
     assert detection.search_piece(recording.last_written_ns) in (True, False)
     assert detection.is_behind

@@ -70,7 +70,7 @@ def count_work(path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def quiet_work(tmp_path_factory: pytest.TempPathFactory) -> int:
     """The work for a recording without trouble and with one rank."""
     with pytest.MonkeyPatch.context() as patch:
-        path = long_recording.write_recording(tmp_path_factory.mktemp("quiet") / "session", 2 * STEPS)
+        path = long_recording.write_recording(tmp_path_factory.mktemp("quiet") / "recording", 2 * STEPS)
         return count_work(path, patch).total()
 
 
@@ -101,7 +101,7 @@ def test_values_of_steps_are_computed_a_few_times(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(StepValues, "__getitem__", count_computed)
     monkeypatch.setattr(detection, "_PIECE", 64)  # ten steps
-    recording = Recording.open(long_recording.write_recording(tmp_path / "session", STEPS))
+    recording = Recording.open(long_recording.write_recording(tmp_path / "recording", STEPS))
     detection.Detection(recording, [iteration_shift.detect, data_stall.detect]).update()
     assert len(computed) == 3
     assert all(STEPS < count < 20 * STEPS for count in computed.values())

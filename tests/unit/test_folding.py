@@ -53,7 +53,7 @@ def find_times(recording: Recording, count: int) -> list[int]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_stay(name: str, tmp_path: Path, few_notable: None) -> None:
-    folder = unpack_segmented(RECORDINGS / f"{name}.zerotop", tmp_path / "session", full_detail_s=5)
+    folder = unpack_segmented(RECORDINGS / f"{name}.zerotop", tmp_path / "recording", full_detail_s=5)
     recording = Recording.open(folder)
     expected, files = read_steps(recording), len(list(folder.glob("*.s??????.rec")))
     for now_ns in find_times(recording, 5):
@@ -66,7 +66,7 @@ def test_steps_stay(name: str, tmp_path: Path, few_notable: None) -> None:
 def test_gaps_stay(tmp_path: Path, few_notable: None) -> None:
     """Steps that were lost, or recorded in part, are no long iteration after folding either, nor in blocks."""
     unpack = partial(unpack_segmented, RECORDINGS / "x4-z3.zerotop", full_detail_s=2, lost_steps=(5, 6), incomplete_step=9)
-    folder = unpack(tmp_path / "session")
+    folder = unpack(tmp_path / "recording")
     recording = Recording.open(folder)
     expected = read_steps(recording)
     assert sorted(expected["step"][np.isnan(expected["iteration_s"])]) == sorted([5, 6, 7, 9] * 4)
@@ -93,7 +93,7 @@ def interrupt_at(call: Callable[..., Any], moments: Iterator[bool]) -> Callable[
 
 def test_killed_at_every_change_of_a_file(tmp_path: Path, few_notable: None) -> None:
     """Nothing is lost and nothing is there twice, if the folding process dies before any change of a file."""
-    folder = unpack_segmented(RECORDINGS / "gpu-gpt2.zerotop", tmp_path / "session", full_detail_s=5)
+    folder = unpack_segmented(RECORDINGS / "gpu-gpt2.zerotop", tmp_path / "recording", full_detail_s=5)
     recording = Recording.open(folder)
     expected, kills = read_steps(recording), 0
     for now_ns in find_times(recording, 4):
@@ -113,7 +113,7 @@ def test_killed_at_every_change_of_a_file(tmp_path: Path, few_notable: None) -> 
 
 
 def test_a_torn_record_is_removed(tmp_path: Path) -> None:
-    folder = unpack_segmented(RECORDINGS / "gpu-gpt2.zerotop", tmp_path / "session", full_detail_s=5)
+    folder = unpack_segmented(RECORDINGS / "gpu-gpt2.zerotop", tmp_path / "recording", full_detail_s=5)
     recording = Recording.open(folder)
     expected, times = read_steps(recording), find_times(recording, 3)
     fold_at(folder, times[1])
@@ -127,7 +127,7 @@ def test_a_torn_record_is_removed(tmp_path: Path) -> None:
 def test_blocks_of_the_oldest_steps(tmp_path: Path) -> None:
     """If steps alone exceed the largest size, blocks have their sums, extremes and counts."""
     packed = RECORDINGS / "x4-z3.zerotop"
-    folder = unpack_segmented(packed, tmp_path / "session", full_detail_s=2, max_bytes=150_000)
+    folder = unpack_segmented(packed, tmp_path / "recording", full_detail_s=2, max_bytes=150_000)
     recording = Recording.open(folder)
     steps = read_steps(recording)
     for now_ns in find_times(recording, 6):
@@ -152,7 +152,7 @@ def test_blocks_of_the_oldest_steps(tmp_path: Path) -> None:
 def test_counted_steps_stay_counted(tmp_path: Path, few_notable: None) -> None:
     counted = recordings.unpack_to_folder("gpu-gpt2", tmp_path)
     count_steps(counted, interval=8)
-    folder = unpack_segmented(counted, tmp_path / "session", full_detail_s=5)
+    folder = unpack_segmented(counted, tmp_path / "recording", full_detail_s=5)
     recording = Recording.open(folder)
     expected = read_steps(recording)
     assert expected["counted"].sum() > 50
@@ -164,7 +164,7 @@ def test_counted_steps_stay_counted(tmp_path: Path, few_notable: None) -> None:
 def test_blocks_have_the_mean_phases_of_steps_with_phases(tmp_path: Path) -> None:
     counted = recordings.unpack_to_folder("gpu-gpt2", tmp_path)
     count_steps(counted, interval=8)
-    folder = unpack_segmented(counted, tmp_path / "session", full_detail_s=2, max_bytes=60_000)
+    folder = unpack_segmented(counted, tmp_path / "recording", full_detail_s=2, max_bytes=60_000)
     recording = Recording.open(folder)
     steps = read_steps(recording)
     for now_ns in find_times(recording, 6):
@@ -205,7 +205,7 @@ def test_blocks_of_ranks_become_alike(first_end: int, second_end: int, first: in
 
 def test_views_of_thinned_times(tmp_path: Path, few_notable: None) -> None:
     """Where detail is gone, views say so and show no older values; where it remains, they are the same."""
-    folder = unpack_segmented(RECORDINGS / "gpu-gpt2.zerotop", tmp_path / "session", full_detail_s=5)
+    folder = unpack_segmented(RECORDINGS / "gpu-gpt2.zerotop", tmp_path / "recording", full_detail_s=5)
     whole = Recording.open(folder)
     moments = [int(step["end_unix_ns"]) - 1_000_000 for step in read_steps(whole)[[20, 60, 119]]]
     before = [RecordingSource(whole).view_at(moment) for moment in moments]
@@ -259,7 +259,7 @@ def test_coarse_samples_of_processes() -> None:
 def test_coarse_samples_of_a_recording(tmp_path: Path, few_notable: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """They stand beside the fine samples that remain, and say their period."""
     monkeypatch.setattr(coarse_samples, "_PERIOD_NS", 5 * 10**9)
-    folder = unpack_segmented(RECORDINGS / "x4-attached.zerotop", tmp_path / "session", full_detail_s=5)
+    folder = unpack_segmented(RECORDINGS / "x4-attached.zerotop", tmp_path / "recording", full_detail_s=5)
     whole = Recording.open(folder)
     (fine,) = whole.sources["gpus"]
     used, begin_ns = fine.array["used_bytes"].max(), fine.array["time_ns"][0]

@@ -63,7 +63,7 @@ def find_lost(recording: Recording, cursor_ns: int | None = None) -> list[Findin
 
 def test_a_disk_that_was_full_for_some_steps(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "256k") as disk:
-        path = directory.create_recording(["train"], path=str(disk / "session"))
+        path = directory.create_recording(["train"], path=str(disk / "recording"))
         command = [sys.executable, "-c", RANK, path, str(disk / "filler")]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
@@ -141,7 +141,7 @@ def test_the_timeline_is_blank_in_a_gap(tmp_path: Path) -> None:
     assert (summary.mean["iteration"], summary.highest["iteration"], summary.steps) == (1.0, 1.0, 5)
     (times,) = timelines.get_step_times(0)
     edges = BEGIN_NS + np.arange(10) * S
-    from_steps, from_spans = times.measure_phases(edges), timelines.get_rank_phases(0).read_columns(edges)
+    from_steps, from_spans = times.measure_phases(edges), timelines.get_ribbon(0)[0].read_columns(edges)
     for seconds in (from_steps, from_spans):
         assert seconds[PHASE_CODE["forward"]].tolist() == [0.5] * 3 + [0] * 4 + [0.5] * 2
         assert seconds.sum(axis=0).tolist() == [1] * 3 + [0] * 4 + [1] * 2
@@ -178,8 +178,8 @@ def test_a_full_disk_is_no_hanging_rank(tmp_path: Path) -> None:
         assert ("hung_ranks" in names) == (not lost)
 
 
-def test_recorded_in_is_said_only_of_a_recording_that_is_there(tmp_path: Path) -> None:
-    path = directory.create_recording(["train"], path=str(tmp_path / "session"))
+def test_recorded_in_is_printed_only_for_a_recording_that_is_there(tmp_path: Path) -> None:
+    path = directory.create_recording(["train"], path=str(tmp_path / "recording"))
     assert describe_place(path) == f"not recorded in {path}: nothing could be written to it"
     (Path(path) / "events-node-host-1.jsonl").write_text("{}\n")
     assert describe_place(path) == f"recorded in {path}"

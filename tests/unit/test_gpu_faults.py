@@ -288,7 +288,7 @@ def test_another_process_before_the_job_uses_the_gpu_is_none_of_ours(number: int
     assert find(job.open_recording()) == []
 
 
-def test_a_lost_gpu_is_told_once(tmp_path: Path) -> None:
+def test_a_lost_gpu_is_reported_once(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.fault(10, "lost", gpu=0)
     job.fault(12, "xid", 79)
@@ -299,7 +299,7 @@ def test_a_lost_gpu_is_told_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_bad_state_from_the_begin_is_told_with_the_rank(tmp_path: Path) -> None:
+def test_a_bad_state_from_the_begin_is_reported_with_the_rank(tmp_path: Path) -> None:
     job = Job(tmp_path, begin=5)
     job.fault(0, "pcie_width", 4, before=16)
     (finding,) = find(job.open_recording())
@@ -308,7 +308,7 @@ def test_a_bad_state_from_the_begin_is_told_with_the_rank(tmp_path: Path) -> Non
     assert "25 % of the bandwidth" in finding.details
 
 
-def test_the_worst_of_what_is_read_at_once_is_told(tmp_path: Path) -> None:
+def test_the_worst_of_what_is_read_at_once_is_reported(tmp_path: Path) -> None:
     job = Job(tmp_path)
     for kind, value in (("ecc_corrected", 9), ("rows_pending", 1), ("ecc_uncorrected", 2)):
         job.fault(10, kind, value, before=0, rise=value, seconds=1.0)
@@ -316,7 +316,7 @@ def test_the_worst_of_what_is_read_at_once_is_told(tmp_path: Path) -> None:
     assert finding.headline == "GPU 1 of rank 1 could not correct 2 memory errors"
 
 
-def test_a_counter_is_told_again_when_it_has_doubled(tmp_path: Path) -> None:
+def test_a_counter_is_reported_again_when_it_has_doubled(tmp_path: Path) -> None:
     job = Job(tmp_path)
     for second, value in ((10, 4), (11, 7), (12, 9), (13, 10)):
         job.fault(second, "ecc_corrected", value, before=0, rise=1, seconds=1.0)

@@ -157,7 +157,7 @@ def test_a_local_variable_is_named_and_not_kept() -> None:
     assert alive is None
 
 
-def test_globals_attributes_and_what_lies_within_are_named() -> None:
+def test_globals_attributes_and_their_values_are_named() -> None:
     gc.unfreeze()
     store, frame = Store(), sys._getframe()
     assert find_place(KEPT, None, PATHS) == OwnerPlace("KEPT", "global", __name__, HERE.name, own=True, levels=0)

@@ -81,7 +81,7 @@ def test_a_gpu_that_computes_while_others_wait_is_no_hang(tmp_path: Path, alloca
     assert find_hung(recording, 60) == []
 
 
-def test_a_kernel_that_does_not_end_is_told_where_nothing_else_runs_on_the_gpu(tmp_path: Path) -> None:
+def test_a_kernel_that_does_not_end_is_reported_where_nothing_else_runs_on_the_gpu(tmp_path: Path) -> None:
     """The thread that waits for it uses a core for that."""
     odd = ITEM._replace(called=60, allocations=STILL, cores_used=1.0)
     recording = write_standing(tmp_path, {0: ALL_REDUCE._replace(called=61), 1: odd})
@@ -195,7 +195,7 @@ def test_of_two_ranks_with_different_collectives_both_are_named_with_the_first_t
     assert "same order" in hung.advice
 
 
-def test_a_hang_that_was_told_without_stacks_is_told_again_with_them(tmp_path: Path) -> None:
+def test_a_hang_that_was_reported_without_stacks_is_reported_again_with_them(tmp_path: Path) -> None:
     recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: Stand(SLEEPING, "sleep")}, written_s=(80, 85))
     (unseen,) = find_hung(recording, 60)
     (hung,) = find_hung(recording, 100)

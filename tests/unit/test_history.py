@@ -86,7 +86,7 @@ def test_pieces_of_a_gpu(recorded_folder: Recording) -> None:
     assert round_last(gpu.reserved_bytes / GIB, 6) == [None, 9.0, 9.0, 9.0, 9.0, 9.0]
 
 
-def test_processes_and_gpus_of_a_node_are_told_apart(tmp_path: Path) -> None:
+def test_processes_and_gpus_of_a_node_are_distinguished(tmp_path: Path) -> None:
     """Whichever are asked for, with others on the node, and with a sampler that was started again in between."""
     ticks = [0.1 * tick for tick in range(1, 41)]
     for sampler, seen in ((7, ticks[:12]), (8, ticks[22:])):

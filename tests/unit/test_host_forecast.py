@@ -116,7 +116,7 @@ def test_ray_kills_at_its_own_limit_and_counts_no_swap(tmp_path: Path, ray: tupl
     assert "swap" not in first.details
 
 
-def test_the_rank_that_leaks_is_told_with_its_time(tmp_path: Path) -> None:
+def test_the_rank_that_leaks_is_reported_with_its_time(tmp_path: Path) -> None:
     """16 GiB, 6 of them in use: at 4 MiB a second they are full after 2560 s."""
     write_job(tmp_path, Plan(400, leak(4 * MIB), cache=lambda at: 3 * GIB + at * 8 * MIB))
     findings = find_all(tmp_path)
@@ -165,7 +165,7 @@ def test_without_a_limit_it_is_the_node(tmp_path: Path) -> None:
     assert "node1's memory" in finding.details
 
 
-def test_it_is_told_again_nearer_the_end_and_taken_back(tmp_path: Path) -> None:
+def test_it_is_reported_again_nearer_the_end_and_taken_back(tmp_path: Path) -> None:
     write_job(tmp_path, Plan(400, leak(20 * MIB, 50, 350)))
     *told, over = find_all(tmp_path)
     assert len(told) >= 2

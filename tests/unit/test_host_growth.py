@@ -73,7 +73,7 @@ def rise_in_stairs(steps: Sequence[int], megabytes: float) -> Amount:
     return lambda step: megabytes * sum(step >= one for one in steps)
 
 
-def test_a_small_leak_is_told_when_it_is_steady(tmp_path: Path) -> None:
+def test_a_small_leak_is_reported_when_it_is_steady(tmp_path: Path) -> None:
     (finding,) = find_growth(tmp_path, 300, grow_from(100, 1.2))
     assert finding.step == pytest.approx(100, abs=32)
     assert finding.evidence["bytes_per_step"] == pytest.approx(1.2 * MIB, rel=0.2)

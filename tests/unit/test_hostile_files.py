@@ -299,7 +299,7 @@ except RecordingError as error:
 
 def test_a_file_cut_short_under_a_reader(tmp_path: Path) -> None:
     """An access to lost pages would end the process with SIGBUS."""
-    path = Path(directory.create_recording(["python", "train.py"], path=str(tmp_path / "session")))
+    path = Path(directory.create_recording(["python", "train.py"], path=str(tmp_path / "recording")))
     clock = {"monotonic_ns": UPTIME_NS, "unix_ns": 10**18}
     rows = [(UPTIME_NS + n * S, 1, 2, 0, 0, 0) for n in range(50_000)]
     write_table(path, PROBE, make_identity(0), *rows, born=UPTIME_NS / S).close()
@@ -379,12 +379,12 @@ def test_one_damaged_recording_leaves_the_list(
 
 
 def test_recording_opens_with_any_name(tmp_path: Path) -> None:
-    path = Path(directory.create_recording(["python"], path=str(tmp_path / "session")))
+    path = Path(directory.create_recording(["python"], path=str(tmp_path / "recording")))
     file = path / "session.json"
     wrong: dict[str, Any]
     for wrong in ({"name": 5}, {"name": "x" * 10**6}, {"command": "python"}, {"command": [1]}, {"launcher": {}}):
         file.write_text(json.dumps(json.loads(file.read_text()) | wrong))
         recording = Recording.open(path)
-        assert recording.name == "session"
+        assert recording.name == "recording"
         for key in wrong:
             assert key not in recording.info

@@ -335,7 +335,7 @@ def test_counted_steps_that_stay_longer_become_usual(sampled_recorder: tuple[Rec
 
 @pytest.mark.parametrize(("is_on", "threads"), [(True, 2), (False, 0)])
 def test_the_recording_turns_it_off(tmp_path: Path, is_on: bool, threads: int) -> None:
-    recording = directory.create_recording(["train.py"], path=str(tmp_path / "session"), stacks=is_on)
+    recording = directory.create_recording(["train.py"], path=str(tmp_path / "recording"), stacks=is_on)
     script = (
         "import sys, threading\n"
         "from zerotop_probe.inside.hooks.hook_installer import PROBE\n"

@@ -76,7 +76,7 @@ def test_an_engine_without_optimizer_and_things_without_storage() -> None:
     assert inventory.unread_count == 0
 
 
-def test_a_tensor_that_does_not_tell_where_it_lies_is_counted() -> None:
+def test_a_tensor_that_does_not_tell_where_it_is_is_counted() -> None:
     engine = make_trained_model()
     engine.module.register_buffer("sparse", torch.zeros(5).to_sparse())
     inventory = build_inventory(engine)
@@ -113,7 +113,7 @@ def test_a_version_of_fsdp_that_keeps_its_parameters_elsewhere() -> None:
     assert build_loop_inventory([module], [optimizer]).sum_host_bytes() == {"parameters": 24 * 4}
 
 
-def test_the_state_of_several_optimizers_is_told_apart() -> None:
+def test_the_state_of_several_optimizers_is_distinguished() -> None:
     generator, critic = torch.nn.Linear(3, 5), torch.nn.Linear(5, 1)
     optimizers = [torch.optim.Adam(generator.parameters()), torch.optim.SGD(critic.parameters(), lr=0.1, momentum=0.9)]
     critic(generator(torch.ones(2, 3))).sum().backward()

@@ -40,7 +40,7 @@ def test_skipped_steps_do_not_tell_how_long_an_iteration_takes() -> None:
     assert math.isnan(measure_token_rate(make_steps([1.0]), np.zeros(1, np.int64)))
 
 
-def test_the_mean_is_told_where_many_iterations_take_far_longer() -> None:
+def test_the_mean_is_reported_where_many_iterations_take_far_longer() -> None:
     """As where each tenth waits until the GPU has done what the nine before gave it."""
     turns = ([0.1] * 9 + [2.1]) * 5
     assert next(describe_pace(make_steps(turns), np.zeros(50, np.int64))).startswith(

@@ -151,7 +151,7 @@ def test_the_json_has_the_notes_of_the_screen(capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out)["notes"] == describe_fragmentation([result], "seq_length")
 
 
-def test_fragmentation_is_said_with_the_option_that_helps() -> None:
+def test_fragmentation_is_reported_with_the_option_that_helps() -> None:
     result = LargestResult({"stage": 3}, 4608, 4864, True, None, None, 3, fragmented_bytes=int(13.24 * GIB))
     (sentence,) = describe_fragmentation([result], "seq_length")
     assert "seq-length 4,864 failed with 13.24 GiB" in sentence

@@ -93,7 +93,7 @@ def wander(seed: int, count: int = 400, spread: float = 0.1) -> np.ndarray[tuple
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_part_that_stays_longer_is_told_where_the_pace_wanders(tmp_path: Path, seed: int) -> None:
+def test_a_part_that_stays_longer_is_reported_where_the_pace_wanders(tmp_path: Path, seed: int) -> None:
     steps = wander(seed, 600)
     steps[300:, 3] += 0.012
     write_parts(tmp_path, steps.tolist())
@@ -219,7 +219,7 @@ def test_four_far_steps_are_a_change_though_most_time_was_before(tmp_path: Path,
 
 
 @pytest.mark.parametrize("says_goodbye", [True, False])
-def test_a_pause_in_the_last_step_is_told_once_the_job_has_ended(tmp_path: Path, says_goodbye: bool) -> None:
+def test_a_pause_in_the_last_step_is_reported_once_the_job_has_ended(tmp_path: Path, says_goodbye: bool) -> None:
     ends = write_parts(tmp_path, [[0.004, 0.006, 0.002, 0.004]] * 100 + [[4.0, 0.006, 0.002, 0.004]])
     writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
     writer.write(0, events.Hello)

@@ -235,7 +235,7 @@ WAYS_OF_NAMING = pytest.mark.parametrize(
 
 
 @WAYS_OF_NAMING
-def test_open_mpi_is_told_names_only(tmp_path: Path, said: str, given: list[str], is_changed: bool) -> None:
+def test_open_mpi_gets_names_only(tmp_path: Path, said: str, given: list[str], is_changed: bool) -> None:
     program = str(make_mpirun(tmp_path, said))
     command = [program, *given, sys.executable]
     hub._pass_on(command, is_in_script=False)
@@ -244,7 +244,7 @@ def test_open_mpi_is_told_names_only(tmp_path: Path, said: str, given: list[str]
 
 
 @WAYS_OF_NAMING
-def test_open_mpi_in_a_script_is_told_names_only(
+def test_open_mpi_in_a_script_gets_names_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, given: list[str], is_changed: bool
 ) -> None:
     make_mpirun(tmp_path, said)

@@ -23,7 +23,7 @@ from zerotop.recording.reader import Recording
     ],
 )
 def test_a_recording_names_the_launcher_of_its_command(tmp_path: Path, arguments: list[str], launcher: str) -> None:
-    with launching.make_recording([sys.executable, *arguments], str(tmp_path / "session")) as recording:
+    with launching.make_recording([sys.executable, *arguments], str(tmp_path / "recording")) as recording:
         assert Recording.open(Path(recording)).info["launcher"] == launcher
 
 

@@ -85,7 +85,7 @@ def test_a_measured_cause_must_hold_at_that_time() -> None:
     assert find_names(taken, later) == [None, None]
 
 
-def test_a_change_of_pace_is_told_once_by_the_line_that_takes_nearly_all_of_it() -> None:
+def test_a_change_of_pace_is_reported_once_by_the_line_that_takes_nearly_all_of_it() -> None:
     """As of a rank that resampled audio: 40 ms longer from step 95 on, 41 ms lost at a line from step 93 on."""
     slower = make_finding("iteration_shift", 95, before_s=0.065, after_s=0.105)
     line = make_finding("time_lost_in_line", 93, added_s=0.041)
@@ -98,7 +98,7 @@ def test_a_change_of_pace_is_told_once_by_the_line_that_takes_nearly_all_of_it()
     assert drop_superseded([slower, later]) == (slower, later)
 
 
-def test_a_line_that_was_sampled_late_is_told_once_with_the_change_that_names_it() -> None:
+def test_a_line_that_was_sampled_late_is_reported_once_with_the_change_that_names_it() -> None:
     """As of a loop that sleeps from step 601 on: 25 ms longer there, and from the samples since step 613 on 31 ms lost."""
 
     def make(name: str, step: int, place: str, end_s: int, **evidence: float) -> Finding:
@@ -118,7 +118,7 @@ def test_a_line_that_was_sampled_late_is_told_once_with_the_change_that_names_it
         assert drop_superseded([slower, other]) == (slower, other)
 
 
-def test_pauses_are_told_once() -> None:
+def test_pauses_are_reported_once() -> None:
     first, each = make_finding("long_pause", 40, pause_s=7.0), make_finding("repeated_pause", 40, pause_s=7.1, period=8.0)
     assert drop_superseded([first, each]) == (each,)
     longer = make_finding("long_pause", 40, pause_s=15.0)
@@ -253,7 +253,9 @@ def test_a_peak_that_grew_by_what_a_leak_keeps_is_no_finding() -> None:
     [(66, 0.13, False), (55, 0.13, False), (66, 0.05, True), (66, 0.4, True), (20, 0.13, True)],
     ids=["it is that wait", "it is seen first", "another phase", "far more than the wait", "long before"],
 )
-def test_a_change_that_is_mostly_a_wait_for_data_is_told_with_the_wait(begin: int, change_s: float, is_told: bool) -> None:
+def test_a_change_that_is_mostly_a_wait_for_data_is_reported_with_the_wait(
+    begin: int, change_s: float, is_told: bool
+) -> None:
     stall = make_finding("data_stall", 60, data_s=0.14)
     stall = dataclasses.replace(stall, end_ns=stall.begin_ns + 100 * 10**9)
     grown = max(0.14, change_s)
@@ -262,7 +264,7 @@ def test_a_change_that_is_mostly_a_wait_for_data_is_told_with_the_wait(begin: in
     assert drop_superseded([stall, shift]) == ((stall, shift) if is_told else (stall,))
 
 
-def test_a_change_that_goes_on_is_told_once() -> None:
+def test_a_change_that_goes_on_is_reported_once() -> None:
     """Its line is known, and takes longer from step to step."""
     rise = dataclasses.replace(
         make_finding("iteration_drift", 40, before_s=0.03, after_s=0.1, steps=96, other_change_s=0.07), confidence=0.6
@@ -278,7 +280,7 @@ def test_a_change_that_goes_on_is_told_once() -> None:
         assert drop_superseded([kept, rise]) == (kept, rise)
 
 
-def test_a_rise_that_came_in_one_step_is_told_once() -> None:
+def test_a_rise_that_came_in_one_step_is_reported_once() -> None:
     rise = make_finding("iteration_drift", 29, before_s=0.16, after_s=0.76, data_change_s=0.41)
     rise = dataclasses.replace(rise, end_ns=rise.begin_ns + 48 * 10**9, known_ns=rise.begin_ns + 48 * 10**9)
     assert drop_superseded([make_finding("data_stall", 36, data_s=0.24), rise]) == (

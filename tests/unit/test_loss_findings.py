@@ -72,7 +72,7 @@ def test_a_nan_after_a_skipped_step(tmp_path: Path) -> None:
     assert f"Before it was {losses[39]:.4g} in step 39; step 39 was skipped because gradients overflowed." in found.details
 
 
-def test_a_loss_that_stays_nan_is_told_after_many_single_ones(tmp_path: Path) -> None:
+def test_a_loss_that_stays_nan_is_reported_after_many_single_ones(tmp_path: Path) -> None:
     losses = make_decay(120)
     losses[20:90:2] = [math.nan] * 35
     losses[100:] = [math.nan] * 20
@@ -81,7 +81,7 @@ def test_a_loss_that_stays_nan_is_told_after_many_single_ones(tmp_path: Path) ->
     assert 20 < len(found) < 25  # a constant repetition is no news
 
 
-def test_one_infinite_value_is_told_at_the_step_that_logs_it(tmp_path: Path) -> None:
+def test_one_infinite_value_is_reported_at_the_step_that_logs_it(tmp_path: Path) -> None:
     losses = make_decay(30)
     losses[20] = math.inf
     (found,) = find_loss(tmp_path, losses, every=10)
@@ -110,7 +110,7 @@ def test_gradient_norms_that_cost_nothing(tmp_path: Path, norms: list[float], sk
     assert find_loss(tmp_path, make_decay(60), norms=norms, skipped=skipped) == ()
 
 
-def test_a_loss_that_is_nan_is_told_without_its_gradient_norm(tmp_path: Path) -> None:
+def test_a_loss_that_is_nan_is_reported_without_its_gradient_norm(tmp_path: Path) -> None:
     losses = [*make_decay(40), *[math.nan] * 20]
     (found,) = find_loss(tmp_path, losses, norms=[*[1.0] * 41, *[math.nan] * 19])
     assert found.headline.startswith("The loss is NaN from step 40 on")

@@ -56,7 +56,7 @@ def write_ranks(folder: Path) -> None:
         write_table(folder, BEGINS, who, *begins).close()
 
 
-def test_it_is_told_with_its_ranks_and_their_last_phase(tmp_path: Path) -> None:
+def test_it_is_reported_with_its_ranks_and_their_last_phase(tmp_path: Path) -> None:
     (finding,) = detect(tmp_path, (16.0, events.NodeLost, 6.2))
     assert finding.headline == "Node node2 has sent nothing for 6.20 s: ranks 2 and 3"
     assert finding.details.startswith("Last seen in forward, step 9. The node, its network or zerotop there has failed")
@@ -65,13 +65,13 @@ def test_it_is_told_with_its_ranks_and_their_last_phase(tmp_path: Path) -> None:
     assert finding.fix == "ping -c 3 node2"
 
 
-def test_it_is_told_when_it_is_back(tmp_path: Path) -> None:
+def test_it_is_reported_when_it_is_back(tmp_path: Path) -> None:
     (finding,) = detect(tmp_path, (16.0, events.NodeLost, 6.2), (30.0, events.NodeReturned, 20.0))
     assert finding.headline == "Node node2 is back after 20 s: ranks 2 and 3"
     assert finding.severity is Severity.INFO
 
 
-def test_the_line_that_was_sampled_last_is_told(tmp_path: Path) -> None:
+def test_the_line_that_was_sampled_last_is_reported(tmp_path: Path) -> None:
     """That of the rank that came least far, in its training thread, and not what came later."""
     clock = {"monotonic_ns": 0, "unix_ns": BEGIN_NS}
     frames = [
@@ -99,12 +99,12 @@ def test_a_lost_server_is_no_lost_node(tmp_path: Path) -> None:
     assert (finding.severity, finding.ranks, finding.fix) == (Severity.WARNING, (), "")
 
 
-def test_a_server_that_is_back_is_told(tmp_path: Path) -> None:
+def test_a_server_that_is_back_is_reported(tmp_path: Path) -> None:
     (finding,) = detect(tmp_path, (16.0, events.NodeLost, 7.0), (30.0, events.NodeReturned, 21.0), lost=None)
     assert finding.headline == "The server is back after 21 s"
 
 
-def test_a_node_is_told_after_many_others(tmp_path: Path) -> None:
+def test_a_node_is_reported_after_many_others(tmp_path: Path) -> None:
     write_ranks(tmp_path)
     for second in range(30):
         write_reports(tmp_path, (16.0 + second, events.NodeLost, 6.2), lost="node2")
@@ -115,7 +115,9 @@ def test_a_node_is_told_after_many_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_reopened", [False, True])
-def test_a_screen_is_told_during_a_long_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_reopened: bool) -> None:
+def test_a_screen_is_notified_during_a_long_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_reopened: bool
+) -> None:
     """With hundreds of ranks a search takes seconds, and the next one waits for a quarter of a minute."""
     monkeypatch.setattr(finding_search, "_SLICE_S", 0.0)
     write_ranks(tmp_path)

@@ -151,7 +151,7 @@ def test_parts_of_an_update(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the GPU is idle for at least 0.0" in report
 
 
-def test_the_state_of_each_of_several_optimizers_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_state_of_each_of_several_optimizers_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recording = record_ended_job(tmp_path)
     state = gib_to_bytes(PARTS["optimizer_state"])
     states = [{"class": "AdamW", "device": state - GIB, "host": 0}, {"class": "SGD", "device": GIB, "host": 0}]

@@ -73,7 +73,7 @@ class Rank:
 
 @pytest.fixture
 def watched_rank(tmp_path: Path) -> Rank:
-    return Rank(directory.create_recording(["python", "train.py"], path=str(tmp_path / "session")))
+    return Rank(directory.create_recording(["python", "train.py"], path=str(tmp_path / "recording")))
 
 
 def test_without_a_request_nothing_happens(watched_rank: Rank) -> None:

@@ -145,7 +145,7 @@ def test_pinned_memory_that_an_older_pytorch_does_not_count(tmp_path: Path) -> N
     assert notice.startswith("PyTorch 2.4.1 does not count pinned memory")
 
 
-def test_sharding_by_an_unknown_version_of_pytorch_is_said_once(tmp_path: Path) -> None:
+def test_sharding_by_an_unknown_version_of_pytorch_is_reported_once(tmp_path: Path) -> None:
     recording = PlantedRecording(tmp_path)
     for rank in (make_identity(0, 100), make_identity(1, 101)):
         recording.write_event(rank, 1, events.Hello, torch="9.9.0")

@@ -29,7 +29,7 @@ def make_steps(seconds: list[float]) -> np.ndarray:
     ],
     ids=["longer", "single long steps before", "shorter", "before the gap", "after it", "too little", "no change"],
 )
-def test_the_onset_lies_between_a_step_as_before_and_one_that_is_changed(seconds: list[float], expected: int) -> None:
+def test_the_onset_is_between_a_step_as_before_and_one_that_is_changed(seconds: list[float], expected: int) -> None:
     """Steps 20 and 60 have phases: the latter shows the change."""
     assert find_onset(make_steps(seconds), 20, 60) == expected
 

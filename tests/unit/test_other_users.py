@@ -63,7 +63,7 @@ def plant_job(recording: Path, process: ProcessHandle) -> None:
 
 
 def make_recording(folder: Path, mode: int = 0o777) -> Path:
-    recording = Path(directory.create_recording(["python", "train.py"], path=str(folder / "session")))
+    recording = Path(directory.create_recording(["python", "train.py"], path=str(folder / "recording")))
     folder.chmod(0o755)
     recording.chmod(mode)
     return recording

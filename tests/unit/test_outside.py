@@ -111,7 +111,7 @@ def test_a_late_rank_is_named_once_and_only_if_it_was_there(tmp_path: Path) -> N
 @pytest.mark.parametrize(("command", "is_awaited"), [("python", False), ("bash", True)])
 def test_children_of_an_ended_program_are_judged_by_its_command(tmp_path: Path, command: str, is_awaited: bool) -> None:
     """A shell's child may be the training; a Python program's daemon is a helper."""
-    recording = directory.create_recording([command, "start"], path=str(tmp_path / "session"))
+    recording = directory.create_recording([command, "start"], path=str(tmp_path / "recording"))
     code = "import time; time.sleep(600)"
     environment = {**os.environ, directory.SESSION_VARIABLE: recording}
     recorder = _Recorder(tmp_path)
@@ -134,7 +134,7 @@ def test_a_launcher_with_a_number_is_no_rank(tmp_path: Path, script: str, is_ran
     path = tmp_path / script
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("import time; time.sleep(600)")
-    recording = directory.create_recording(["srun"], path=str(tmp_path / "session"))
+    recording = directory.create_recording(["srun"], path=str(tmp_path / "recording"))
     recorder = _Recorder(tmp_path)
     with subprocess.Popen([sys.executable, "-S", str(path)], env={**os.environ, "SLURM_PROCID": "3"}) as task:
         try:
@@ -575,7 +575,7 @@ class TestGpus:
         nvml_answers["nvmlDeviceGetPowerUsage"] = 100_000
         assert device.read_row(0, 2)[8] == 100.0
 
-    def test_a_lost_gpu_is_said_once(self, nvml_answers: dict[Any, Any], tmp_path: Path) -> None:
+    def test_a_lost_gpu_is_reported_once(self, nvml_answers: dict[Any, Any], tmp_path: Path) -> None:
         seen: list[nvml.GpuDiscovery] = []
         lost: list[str] = []
         sampler = self.make_sampler(tmp_path, on_seen=seen.append, on_lost=lost.append)

@@ -107,7 +107,7 @@ def test_changes_that_cost_nothing_are_not_told(tmp_path: Path, level_s: float, 
     assert (whole == ()) is (not told)
 
 
-def test_a_change_is_told_once_it_has_cost_enough(tmp_path: Path) -> None:
+def test_a_change_is_reported_once_it_has_cost_enough(tmp_path: Path) -> None:
     """10 ms a step are 2 % of the training so far after 5 steps, but 0.1 s after 10."""
     write_steps(tmp_path, [0.05] * 40 + [0.06] * 30)
     (shift,) = find_changes(tmp_path, WHOLE)
@@ -182,7 +182,7 @@ def test_an_evaluation_just_before_is_a_cause_only_where_that_is_likely(
 
 
 @pytest.mark.parametrize(("since", "step"), [(0.0, 2), (2.0, 40)], ids=["from the first step on", "in mid-run"])
-def test_threads_that_the_script_starts_are_told_from_others(tmp_path: Path, since: float, step: int) -> None:
+def test_threads_that_the_script_starts_are_distinguished_from_others(tmp_path: Path, since: float, step: int) -> None:
     """OMP_NUM_THREADS is of no use where the script itself starts them later."""
     write_threads(tmp_path, write_steps(tmp_path, [0.05] * 40 + [0.1] * 60), since=since)
     found = {finding.name: finding for finding in find_changes(tmp_path, WHOLE)}
@@ -219,7 +219,7 @@ def test_the_batches_show_a_change_before_the_iterations_do(tmp_path: Path) -> N
     assert all(found == whole for found in others)
 
 
-def test_two_steps_that_take_most_of_the_time_are_told_with_the_second(tmp_path: Path) -> None:
+def test_two_steps_that_take_most_of_the_time_are_reported_with_the_second(tmp_path: Path) -> None:
     """Whatever the median says: the job may be stopped before it changes."""
     write_steps(tmp_path, [0.05] * 40 + [20.0, 21.0, 1.0])
     whole, *others = (find_changes(tmp_path, piece) for piece in (WHOLE, 3, 50))
@@ -297,7 +297,7 @@ def test_near_parts_of_a_change_are_one_finding(
     ],
     ids=["early", "for a while", "by little", "lasting", "long steps"],
 )
-def test_iterations_that_become_shorter_are_told_if_they_stay_so(
+def test_iterations_that_become_shorter_are_reported_if_they_stay_so(
     tmp_path: Path, parts: list[tuple[float, int]], told: list[int]
 ) -> None:
     write_steps(tmp_path, _levels(*parts))

@@ -30,7 +30,7 @@ from zerotop_probe.recording.writer import EventWriter, RecordWriter
 
 def make_recording(folder: Path) -> Path:
     """A recording with two ranks, a sampler, events and output, whose job has ended."""
-    path = Path(directory.create_recording(["python", "train.py"], path=str(folder / "session")))
+    path = Path(directory.create_recording(["python", "train.py"], path=str(folder / "recording")))
     for rank in (0, 1):
         write_table(path, tables.SPANS, make_identity(rank), make_span(0, 1, "forward"), make_span(1, 2, "step", 3)).close()
     name = b"pt_autograd_0"
@@ -82,7 +82,7 @@ def test_the_same_files_come_out_and_the_same_bytes_go_in(tmp_path: Path) -> Non
 def test_a_packed_recording_is_the_recording(tmp_path: Path) -> None:
     path = make_recording(tmp_path)
     one, other = Recording.open(path), Recording.open(packed_file(path))
-    assert (one.name, other.name) == ("session", "packed")  # each has the name of its file
+    assert (one.name, other.name) == ("recording", "packed")  # each has the name of its file
     assert (one.info, one.events) == (other.info, other.events)
     assert (one.begin_ns, one.last_written_ns) == (other.begin_ns, other.last_written_ns)
     for table, sources in one.sources.items():
@@ -104,7 +104,7 @@ def test_any_values_of_any_plain_types(tmp_path_factory: pytest.TempPathFactory,
     codes = data.draw(st.lists(st.sampled_from("qQiIHBfd") | st.sampled_from(["1s", "7s", "16s"]), min_size=1, max_size=5))
     fields = tuple(tables.Field(f"more{place}", code, "") for place, code in enumerate(codes))
     table = tables.PROBE._replace(fields=tables.PROBE.fields + fields)
-    path = Path(directory.create_recording(["x"], path=str(tmp_path_factory.mktemp("any") / "session")))
+    path = Path(directory.create_recording(["x"], path=str(tmp_path_factory.mktemp("any") / "recording")))
     RecordWriter(str(path), table, make_identity(0)).close()
     (file,) = path.glob("*.rec")
     with file.open("ab") as opened:
@@ -291,9 +291,9 @@ def test_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A file that happens to be called like a recording hides it no more than before.
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / "sess").touch()
+    (elsewhere / "reco").touch()
     monkeypatch.chdir(elsewhere)
-    assert catalog.find_recording("sess", tmp_path) == path
+    assert catalog.find_recording("reco", tmp_path) == path
 
 
 @pytest.fixture
@@ -308,16 +308,16 @@ def recording_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_command(recording_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = make_recording(recording_root)
-    assert main(["pack", "sess"]) == 0
-    file = tmp_path / "here" / "session.zerotop"
+    assert main(["pack", "reco"]) == 0
+    file = tmp_path / "here" / "recording.zerotop"
     assert unpack_files(file) == read_contents(path)
     assert file.stat().st_mode & 0o777 == 0o600
-    assert capsys.readouterr().out.startswith("session.zerotop: ")
+    assert capsys.readouterr().out.startswith("recording.zerotop: ")
     for arguments, said in (
-        (["pack", "sess"], "session.zerotop already exists: add --force to replace it, or name another file with -o FILE"),
+        (["pack", "reco"], "recording.zerotop already exists: add --force to replace it, or name another file with -o FILE"),
         (["pack", str(file)], "is already packed"),
         (
-            ["pack", "sess", "-o", str(tmp_path / "no" / "x")],
+            ["pack", "reco", "-o", str(tmp_path / "no" / "x")],
             f"No such file or directory: {tmp_path}/no/x. There is no folder {tmp_path}/no",
         ),
         (["attach", str(file)], f"is a packed recording; watch it with: zerotop replay {file}"),
@@ -330,8 +330,8 @@ def test_the_command(recording_root: Path, tmp_path: Path, capsys: pytest.Captur
 def test_both_forms_are_listed_and_exported_alike(recording_root: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     path = make_recording(recording_root)
     exported = []
-    assert main(["pack", "session", "-o", str(path.with_name("other.zerotop"))]) == 0
-    for name in ("session", "other"):
+    assert main(["pack", "recording", "-o", str(path.with_name("other.zerotop"))]) == 0
+    for name in ("recording", "other"):
         capsysbinary.readouterr()
         assert main(["export", name, "--table", "spans"]) == 0
         exported.append(capsysbinary.readouterr().out)
@@ -340,7 +340,7 @@ def test_both_forms_are_listed_and_exported_alike(recording_root: Path, capsysbi
     assert main(["recordings", "--json"]) == 0
     rows = json.loads(capsysbinary.readouterr().out)
     assert {(row["name"], row["state"], row["exit_code"]) for row in rows} == {
-        ("session", "ended", 0),
+        ("recording", "ended", 0),
         ("other.zerotop", "ended", 0),
     }
 
@@ -353,9 +353,9 @@ def test_a_job_that_runs_is_packed_up_to_now(recording_root: Path, capsys: pytes
     file = path / directory.SESSION_FILE
     file.write_text(json.dumps(json.loads(file.read_text()) | future))
     assert Recording.open(path).is_live
-    assert main(["pack", "session"]) == 0
+    assert main(["pack", "recording"]) == 0
     assert "The job is still running: packing the recording up to now." in capsys.readouterr().err
-    assert not Recording.open(Path("session.zerotop")).is_live
+    assert not Recording.open(Path("recording.zerotop")).is_live
 
 
 def test_a_broken_recording_is_not_packed(recording_root: Path, capsys: pytest.CaptureFixture[str]) -> None:

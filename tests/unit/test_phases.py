@@ -24,7 +24,7 @@ class Rank:
     """A rank that records phases at chosen times; those whose end lies after ``until`` are still in progress."""
 
     def __init__(self, folder: Path, phases: list[Phase], until: int) -> None:
-        path = directory.create_recording(["train.py"], path=str(folder / "session"))
+        path = directory.create_recording(["train.py"], path=str(folder / "recording"))
         identity = Identity.for_this_process("rank", 0)
         self.begin = time.monotonic_ns()
         begins, spans = RecordWriter(path, BEGINS, identity), RecordWriter(path, SPANS, identity)
@@ -112,7 +112,7 @@ def test_a_phase_of_a_newer_version_is_some_other() -> None:
 
 def test_in_counted_steps_the_phase_is_unknown(tmp_path: Path) -> None:
     """Between two counted steps there is an evaluation; after them comes a step with phases."""
-    path = directory.create_recording(["train.py"], path=str(tmp_path / "session"))
+    path = directory.create_recording(["train.py"], path=str(tmp_path / "recording"))
     identity = Identity.for_this_process("rank", 0)
     begins, spans = RecordWriter(path, BEGINS, identity), RecordWriter(path, SPANS, identity)
     at = time.monotonic_ns()

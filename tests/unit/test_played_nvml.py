@@ -353,7 +353,7 @@ def test_a_call_that_hangs_costs_the_values_of_one_gpu(
     assert watched.faults()["ecc_uncorrected"]["gpu"] == 0
 
 
-def test_a_wait_for_events_that_hangs_is_said(
+def test_a_wait_for_events_that_hangs_is_reported(
     load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fault_watch, "_WAIT_S", 0.2)

@@ -47,7 +47,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.fixture
 def shared_recording(tmp_path: Path, memory_root: str) -> Path:
     """A recording whose ranks share memory with a sampler, which this test is."""
-    path = Path(directory.create_recording(["python", "train.py"], path=str(tmp_path / "session")))
+    path = Path(directory.create_recording(["python", "train.py"], path=str(tmp_path / "recording")))
     assert shared_memory.offer_folder(str(path)) is not None
     return path
 

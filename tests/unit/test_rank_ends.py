@@ -321,6 +321,22 @@ def test_a_kill_that_was_not_the_kernels(tmp_path: Path, kills: int, second: flo
     assert ("watchdog" in dead.advice) is is_sent
 
 
+def test_a_kill_is_reported_at_once_and_again_with_the_kernels_count(tmp_path: Path) -> None:
+    """The finding says what the post-mortem says from then on."""
+    recording, node, pid = _lose_two_ranks(tmp_path, DEEPSPEED), make_identity(-1), make_identity(1).pid
+    recording.write_records(tables.PROCESSES, node, [make_record(tables.PROCESSES, time_ns=31 * S, pid=pid, rank=1)])
+    counts = [make_record(tables.HOSTS, time_ns=int(at * S), cgroup_oom_kills=0) for at in (30.5, 32.5, 33)]
+    recording.write_records(tables.HOSTS, node, counts)
+    (first,), (last,) = _find_dead(recording, 32.4), _find_dead(recording, 40)
+    assert "watchdog" not in first.advice
+    assert "watchdog" in last.advice
+    assert first.event == last.event
+    assert BEGIN_NS + 32 * S <= first.known_ns < last.known_ns == BEGIN_NS + int(32.5 * S)
+    end = recording.open_recording().at().end
+    assert end is not None
+    assert end.advice == last.advice
+
+
 def test_a_kill_by_slurm_for_memory(tmp_path: Path) -> None:
     """Its daemon may count in another control group than the one that the sampler reads, which says that there was none."""
     text = "slurmstepd: error: Detected 1 oom_kill event in StepId=71.0. Some of the step tasks have been OOM Killed.\n"
@@ -330,7 +346,7 @@ def test_a_kill_by_slurm_for_memory(tmp_path: Path) -> None:
     (dead,) = _find_dead(recording, 40)
     assert dead.headline == "Rank 1 was killed by signal 9 (SIGKILL) after 3 steps"
     assert dead.details.startswith("Slurm printed that the job used more memory than it was given.")
-    assert dead.advice.startswith("Use less host memory")
+    assert dead.advice.startswith("Give the job more host memory, or lower ")
 
 
 def test_an_exception_is_named_with_its_line_and_not_that_of_a_rank_that_lost_its_peer(tmp_path: Path) -> None:

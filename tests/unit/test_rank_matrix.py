@@ -244,7 +244,7 @@ def test_counted_steps_are_estimated_alike_in_the_sentence_and_in_the_table(tmp_
     assert (skew.own_s, skew.usual_s) == pytest.approx((beside.own, beside.usual))
 
 
-def test_ranks_that_are_alike_are_said_to_be(tmp_path: Path) -> None:
+def test_ranks_that_are_alike_are_reported_to_be(tmp_path: Path) -> None:
     write_ranks(tmp_path, 4, 8, sampled=False)
     skew = find_skew(build_matrix(tmp_path))
     assert skew is not None

@@ -43,7 +43,7 @@ def test_an_environment_that_may_not_be_read_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(("name", "events"), [("raylet", 1), ("other", 0)])
-def test_the_raylet_above_processes_of_the_job_is_told_once(tmp_path: Path, name: str, events: int) -> None:
+def test_the_raylet_above_processes_of_the_job_is_reported_once(tmp_path: Path, name: str, events: int) -> None:
     shell = shutil.copy("/bin/sh", tmp_path / name)
     command = [shell, "-c", "sleep 60 & sleep 60 & echo $!; wait"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={SHARE: "0.7", "PATH": "/bin:/usr/bin"}) as job:

@@ -24,7 +24,7 @@ BOOT = {"monotonic_ns": 0, "unix_ns": 10**18}
 
 
 def make_recording(folder: Path) -> Path:
-    return Path(directory.create_recording(["python", "train.py"], path=str(folder / "session")))
+    return Path(directory.create_recording(["python", "train.py"], path=str(folder / "recording")))
 
 
 def write_probe(folder: Path, *times: int, who: Identity = WHO) -> RecordWriter:

@@ -44,7 +44,7 @@ def test_time_and_memory_are_from_after_the_change_of_pace(name: str, seconds: f
     assert f"after the median step changed at step {change}" in describe_baseline(base)
 
 
-def test_pauses_are_no_part_of_the_time_and_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pauses_are_no_part_of_the_time_and_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     base = read("hand-rank0")
     assert base.mean_s == pytest.approx(0.121, rel=0.02)
     assert main(["what-if", str(FOLDER / "hand-rank0.zerotop")]) == 0

@@ -239,7 +239,7 @@ def test_the_screen_wants_nodes_of_the_chosen_rank_and_of_findings() -> None:
     assert not find((replace(found[0], known_ns=source.end_ns - 601_000_000_000),), None)
 
 
-def test_without_a_screen_whoever_is_told_of_findings_wants_their_nodes(tmp_path: Path) -> None:
+def test_without_a_screen_whoever_is_notified_of_findings_wants_their_nodes(tmp_path: Path) -> None:
     """A publisher searches for findings all the time, so that asking for detail costs nothing more."""
     source = open_searched("x4-z3")
     (host,) = {table.host for table in source.recording.sources["spans"]}

@@ -72,7 +72,7 @@ collector.finish(10)
 @pytest.fixture
 def shared_recording(tmp_path: Path, memory_root: str) -> Path:
     """A recording whose shared memory lies in the test's own root."""
-    return Path(directory.create_recording(["python", "train.py"], path=str(tmp_path / "session")))
+    return Path(directory.create_recording(["python", "train.py"], path=str(tmp_path / "recording")))
 
 
 def find_memory(folder: Path) -> str:

@@ -198,7 +198,7 @@ def move_days(file: Path, days: int) -> None:
     file.write_bytes(json.dumps(info).encode() + (b"" if file.suffix == ".json" else newline + rest))
 
 
-def test_a_slower_run_is_told_with_phase_and_setting(recording_root: Path) -> None:
+def test_a_slower_run_is_reported_with_phase_and_setting(recording_root: Path) -> None:
     for day in range(3):
         write_run(recording_root, day)
     (text,) = describe_past(str(write_run(recording_root, 4, 1.08, phase="forward", batch=8)))
@@ -207,7 +207,7 @@ def test_a_slower_run_is_told_with_phase_and_setting(recording_root: Path) -> No
     ]
 
 
-def test_a_faster_run_is_told_too(recording_root: Path) -> None:
+def test_a_faster_run_is_reported_too(recording_root: Path) -> None:
     for day in range(2):
         write_run(recording_root, day)
     (text,) = describe_past(str(write_run(recording_root, 4, 0.9)))

@@ -82,7 +82,7 @@ def test_a_finding_that_is_found_again_is_no_news(recording: Recording, kinds: i
     assert each == [min(most, 20, each[0])] * 4
 
 
-def test_only_an_event_that_was_told_is_told_again_after_many_others(recording: Recording) -> None:
+def test_only_an_event_that_was_reported_is_reported_again_after_many_others(recording: Recording) -> None:
     first_ns, again_ns = recording.begin_ns + 100, recording.begin_ns + 200
 
     @in_each_rank(kinds=None)

@@ -30,7 +30,7 @@ FIRST_NS = time.monotonic_ns()
 def segmented_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a recording whose segments are as short as they can be."""
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
-    return Path(directory.create_recording(["python", "train.py"], path=str(tmp_path / "session")))
+    return Path(directory.create_recording(["python", "train.py"], path=str(tmp_path / "recording")))
 
 
 def write_numbers(writer: RecordWriter, begin: int, end: int) -> None:
@@ -115,7 +115,7 @@ def refresh_often(recording: Recording) -> None:
 
 
 @pytest.mark.parametrize("lost_bytes", [1, PAGE_BYTES])
-def test_a_cut_in_the_middle_is_said(segmented_recording: Path, tmp_path: Path, lost_bytes: int) -> None:
+def test_a_cut_in_the_middle_is_reported(segmented_recording: Path, tmp_path: Path, lost_bytes: int) -> None:
     each = count_records(tables.PROBE.record_struct.size)
     write_numbers(RecordWriter(str(segmented_recording), tables.PROBE, WHO), 0, 3 * each + 5)
     (segmented_recording / make_name("probe-rank0-node1-100", 0)).unlink()

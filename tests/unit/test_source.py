@@ -37,7 +37,7 @@ def is_same(one: Any, other: Any) -> bool:
 def test_a_view_is_the_same_while_growing(tmp_path: Path) -> None:
     # Rank 2 makes its engine, never finishes a step and is gone.
     # Times lie ahead, so that the recording is live however slow this machine is.
-    folder = Path(directory.create_recording(["train.py"], path=str(tmp_path / "session"), boot="boot"))
+    folder = Path(directory.create_recording(["train.py"], path=str(tmp_path / "recording"), boot="boot"))
     base = time.monotonic_ns() / S + 1000
     spans = {rank: write_table(folder, tables.SPANS, make_identity(rank)) for rank in (0, 1)}
     begins = {rank: write_table(folder, tables.BEGINS, make_identity(rank)) for rank in (0, 1)}

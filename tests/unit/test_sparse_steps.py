@@ -129,7 +129,7 @@ def test_memory_allocated_once_for_each_shape_does_not_keep_its_pace() -> None:
     ("leaked", "curriculum", "is_known", "by_batches"),
     [(8, 0, True, False), (0, 0, True, True), (0, 10, True, True), (8, 10, True, True), (8, 0, False, True)],
 )
-def test_a_leak_is_told_from_batches_of_many_sizes(
+def test_a_leak_is_distinguished_from_batches_of_many_sizes(
     *, leaked: int, curriculum: int, is_known: bool, by_batches: bool
 ) -> None:
     """The last batch's logits are alive after each step. Where the sizes are unknown, or rise by themselves: silence."""

@@ -106,7 +106,7 @@ def test_the_rank_that_has_not_come_is_named(tmp_path: Path) -> None:
     assert (stuck.ranks, stuck.fix, stuck.severity) == ((1,), "train.py:40", Severity.ERROR)
 
 
-def test_a_standstill_that_has_ended_is_told_in_the_past_with_its_length(tmp_path: Path) -> None:
+def test_a_standstill_that_has_ended_is_reported_in_the_past_with_its_length(tmp_path: Path) -> None:
     recording = write_start(tmp_path, [ARRIVED, ASLEEP, ARRIVED], moved_s=40, trained_s=45)
     (told,) = find_stuck(recording, 45)
     (over,) = find_stuck(recording)
@@ -146,7 +146,7 @@ def test_a_rank_that_is_seen_elsewhere_has_moved_on_and_may_be_stuck_again(tmp_p
     assert [one.severity for one in again if one.event != over.event] == [Severity.ERROR]
 
 
-def test_a_standstill_is_told_again_while_it_lasts(tmp_path: Path) -> None:
+def test_a_standstill_is_reported_again_while_it_lasts(tmp_path: Path) -> None:
     recording = write_start(tmp_path, [ARRIVED, ASLEEP, ARRIVED], [15, 30, 45])
     (first,), (second,) = find_stuck(recording, 44), find_stuck(recording)
     assert (first.evidence["silent_s"], second.evidence["silent_s"]) == (30.0, 45.0)

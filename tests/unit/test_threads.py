@@ -183,7 +183,7 @@ def make_ranks(*facts: tuple[int, float, float], host: str = "node1") -> list[Ra
     ]
 
 
-def test_more_threads_than_cores_are_said(tmp_path: Path) -> None:
+def test_more_threads_than_cores_are_reported(tmp_path: Path) -> None:
     affinities = Affinities(record_threads(tmp_path))
     (notes,) = describe_crowding(make_ranks((0, 8.0, 6.0), (1, 8.0, 6.0)), {"node1": 16}, affinities, BEGIN_NS)
     assert notes.startswith("28 threads compete for 16 cores: 12.0 of them wait. Set OMP_NUM_THREADS=8")
@@ -193,7 +193,7 @@ def test_more_threads_than_cores_are_said(tmp_path: Path) -> None:
     assert describe_crowding(make_ranks((0, 0.3, 0.8), (1, 0.3, 0.7)), {"node1": 2}, affinities, BEGIN_NS) == []
 
 
-def test_ranks_that_share_cores_are_said(tmp_path: Path) -> None:
+def test_ranks_that_share_cores_are_reported(tmp_path: Path) -> None:
     for rank, cpus in enumerate(("0-7", "8-15", "15,16")):
         writer = EventWriter(str(tmp_path), make_identity(-1, pid=50 + rank))
         writer.write(0, Affinity, pid=100 + rank, cpus=cpus, threads={})

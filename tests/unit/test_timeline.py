@@ -14,9 +14,10 @@ import pytest
 from recordings import open_recording
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.processes.phases import find_innermost
+from zerotop.analysis.steps.logged_values import NAMES
 from zerotop.analysis.timeline.metrics import GpuColumns
 from zerotop.analysis.timeline.range_summary import summarize_range
-from zerotop.analysis.timeline.resample import TIME
+from zerotop.analysis.timeline.resample import TIME, SeriesColumns
 from zerotop.analysis.timeline.timeline import LaneSubject, TimelineBuilder, Window
 from zerotop.analysis.timeline.timeline_cache import ColumnCache
 from zerotop.recording.moments.process_exits import ProcessExits
@@ -435,3 +436,18 @@ def test_any_window_of_any_recording(name: str) -> None:
             for seconds in timeline.phases.values():
                 assert seconds.shape == (len(PHASES), window.columns)
                 assert (seconds.sum(axis=0) <= window.column_ns / 1e9 + 1e-6).all()
+
+
+def test_the_values_at_a_moment_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame of the same moment takes those of the frame before. What the training logged may be of a later moment."""
+    recording = open_recording("z2")
+    builder = make_builder(recording)
+    lanes = builder.get_lanes(builder.make_subject(0))
+    early, late = recording.begin_ns + 4 * S, recording.end_ns
+    then, now, mixed = lanes.read_moment(early, early), lanes.read_moment(late, late), lanes.read_moment(early, late)
+    for name, values in mixed.items():
+        expected = now if name in NAMES else then
+        np.testing.assert_array_equal(values.highest, expected[name].highest)
+    assert np.isfinite(mixed["loss"].mean).any()
+    monkeypatch.setattr(SeriesColumns, "read_columns", None)
+    assert lanes.read_moment(early, late) is mixed

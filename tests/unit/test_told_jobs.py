@@ -24,7 +24,7 @@ def read_messages(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_a_command_is_told_of_the_end(tmp_path: Path) -> None:
+def test_a_command_is_notified_of_the_end(tmp_path: Path) -> None:
     ended = run_told(tmp_path, "--notify", f"cat >> {tmp_path}/told", code=3)
     assert (ended.returncode, ended.stdout) == (3, b"working\n")
     (message,) = read_messages(tmp_path / "told")

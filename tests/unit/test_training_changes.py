@@ -131,7 +131,7 @@ def test_the_ledger_at_a_failure_holds_what_pytorch_held(tmp_path: Path) -> None
     assert ledger.sum_bytes("activations") >= 41 * GIB
 
 
-def test_a_context_of_another_rank_is_told_apart(tmp_path: Path) -> None:
+def test_a_context_of_another_rank_is_distinguished(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     other = make_identity(1)
     begins = [make_record(tables.BEGINS, at, step=0, phase=PHASE_CODE["forward"]) for at in (10, 20)]
@@ -285,7 +285,7 @@ def test_slower_iterations_are_explained_by_what_was_changed(tmp_path: Path) -> 
     assert finding.confidence >= 0.9
 
 
-def test_a_change_that_is_found_late_explains_what_was_told_before(tmp_path: Path) -> None:
+def test_a_change_that_is_found_late_explains_what_was_reported_before(tmp_path: Path) -> None:
     planted = record_pace(tmp_path, 0.5, 1.0)
     recording = write_change(planted, 54.0, {"name": "autocast", "before": "bf16", "after": ""}, since_s=32)
     told = [one for one in detect_findings(recording, BEGIN_NS + 50 * S) if one.name == "iteration_shift"]

@@ -57,7 +57,7 @@ def find_peaks(folder: Path) -> tuple[Finding, ...]:
     return found[0]
 
 
-def test_a_larger_batch_is_told_at_once(tmp_path: Path) -> None:
+def test_a_larger_batch_is_reported_at_once(tmp_path: Path) -> None:
     write_job(tmp_path, rows=16)
     (finding,) = find_peaks(tmp_path)
     assert (finding.step, finding.severity) == (10, Severity.INFO)
@@ -75,7 +75,7 @@ def test_where_the_node_is_nearly_full_it_is_a_warning(tmp_path: Path) -> None:
     assert "training's batch" in finding.advice
 
 
-def test_other_evaluations_are_told_from_the_second_on(tmp_path: Path) -> None:
+def test_other_evaluations_are_reported_from_the_second_on(tmp_path: Path) -> None:
     """The first one may load what it needs."""
     write_job(tmp_path, rows=TRAINING_ROWS)
     assert [finding.step for finding in find_peaks(tmp_path)] == [20]

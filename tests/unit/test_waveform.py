@@ -40,7 +40,7 @@ def compute_mean(fold: WaveformFold, signal: str, phase: str, trim: float = 0.0)
     return fold.signals[signal].compute_mean(begin + trim * (end - begin), end - trim * (end - begin))
 
 
-def test_phases_of_a_third_of_a_second_are_told_apart_by_sensors_that_look_back_for_most_of_it(tmp_path: Path) -> None:
+def test_phases_of_a_third_of_a_second_are_distinguished_by_sensors_that_look_back_for_most_of_it(tmp_path: Path) -> None:
     Job(300).write_recording(tmp_path)
     fold = fold_recording(tmp_path)
     assert 290 < fold.iterations <= 300

@@ -75,9 +75,9 @@ def format_long_time(seconds: float) -> str:
     return f"{hours} h {minute:02} min" if hours else f"{minutes} min {second:02} s"
 
 
-def format_percent(share: float) -> str:
+def format_percent(share: float, decimals: int = 0) -> str:
     """Return a share from 0 to 1 as ``67 %``."""
-    return f"{share * 100:.0f} %"
+    return f"{share * 100:.{decimals}f} %"
 
 
 def format_count(count: int, noun: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from zerotop.analysis.checks.budget import SEVERITIES, Budget, SizeLimit
 from zerotop.analysis.checks.pace import MIN_STEPS, compare_paces, measure_pace
 from zerotop.analysis.findings import Finding, Severity
-from zerotop.analysis.formatting import format_bytes, format_count, format_seconds
+from zerotop.analysis.formatting import format_bytes, format_count, format_percent, format_seconds
 from zerotop.analysis.live_view import JobState
 from zerotop.analysis.reports.comparison import compare_setup
 from zerotop.analysis.reports.measures import Value
@@ -187,22 +187,20 @@ def _check_slowdown(run: RecordedRun, baseline: RecordedRun, budget: Budget) -> 
     times = f"{_format_time(pace.unhindered_s)} against {_format_time(before.unhindered_s)} an iteration"
     if max(pace.waiting, before.waiting) > _WAITING_SHARE:
         times += ", without waiting for cores"
-    text = f"{times}: {_format_share(abs(slower))} {'slower' if slower > 0 else 'faster'}"
+    text = f"{times}: {format_percent(abs(slower), 1)} {'slower' if slower > 0 else 'faster'}"
     noise = (
-        f"noise explains up to {_format_share(explained)}" if math.isfinite(explained) else "noise explains any difference"
+        f"noise explains up to {format_percent(explained, 1)}"
+        if math.isfinite(explained)
+        else "noise explains any difference"
     )
     limit = budget.slowdown_percent / 100
     if slower <= limit:
-        return _make_check("slowdown", True, f"{text}; {_format_share(limit)} is allowed, {noise}.")
+        return _make_check("slowdown", True, f"{text}; {format_percent(limit, 1)} is allowed, {noise}.")
     if slower <= explained:
         return Check(
             "slowdown", CheckOutcome.SKIPPED, f"{text}, but {noise}: run it again on a quieter machine, or for longer."
         )
-    return _make_check("slowdown", False, f"{text}; {_format_share(limit)} is allowed, {noise}.")
-
-
-def _format_share(share: float) -> str:
-    return f"{share * 100:.1f} %"
+    return _make_check("slowdown", False, f"{text}; {format_percent(limit, 1)} is allowed, {noise}.")
 
 
 def _format_change(share: float) -> str:

@@ -13,6 +13,7 @@ from zerotop.analysis.failures import end_causes
 from zerotop.analysis.failures.attempts import Attempt
 from zerotop.analysis.failures.end import ERROR, SIGNAL, ByteFigure, End
 from zerotop.analysis.failures.last_moments import describe_failed_place, read_last_place, read_last_seconds
+from zerotop.analysis.failures.out_of_memory import explain_kill
 from zerotop.analysis.failures.rank_ends import (
     RankEnd,
     find_last_exception,
@@ -41,8 +42,8 @@ LAUNCHER_NS = 5 * 10**9
 """Within this time after a rank's end, launchers print how it ended."""
 # The kernel's kills are counted from this long before a rank is found gone.
 _KILLED_NS = 3 * 10**9
-# A rank that was not sampled for this long had ended.
-_SAMPLED_NS = 200_000_000
+COUNTED_NS = 200_000_000
+"""A rank that was not sampled for this long had ended: later counts of kills have its own."""
 # Host memory that a killed rank took after its last step is worth a sentence from this size on.
 _GROWN_BYTES = 256 << 20
 _FILE = "[ Its last output is in {file}.]"
@@ -133,6 +134,11 @@ class _Case:
             if (found := asserted or end_causes.find_unequal_samples(traceback)) is not None:
                 return found
         cause = end_causes.choose_cause(self.first, self.kills, self.scheduler)
+        if cause.is_of_memory:
+            process, kills = self.first.process, self.kills or 0
+            killed = ProcessExit(process.host, self.ended_ns, process.rank, process.pid, self.signal_name, None, kills)
+            memory = explain_kill(self.at, killed)
+            return cause, {"saving_memory": memory.advice, "saving_memory_fix": memory.fix}
         sizes = self.find_sizes() if cause is end_causes.CRASHED else {}
         return (end_causes.OTHER_SIZE, sizes) if sizes else (cause, {})
 
@@ -152,7 +158,7 @@ class _Case:
         begin_ns, until_ns = self.ended_ns - _KILLED_NS, min(self.at.cursor_ns, self.ended_ns + LAUNCHER_NS)
         kills = count_oom_kills(self.at.at(until_ns), self.rank.host, begin_ns)
         seen = self.rank.host_samples.read_window(begin_ns, self.ended_ns).times
-        last_ns = int(seen[-1]) + _SAMPLED_NS if len(seen) else self.ended_ns
+        last_ns = int(seen[-1]) + COUNTED_NS if len(seen) else self.ended_ns
         counted_ns = self.at.records("hosts", self.rank.host).read_window(begin_ns, until_ns).times[-1:]
         return kills if kills or (counted_ns >= last_ns).any() else None
 

@@ -79,6 +79,7 @@ class EndCause(NamedTuple):
     confidence: float = 0.95
     is_error: bool = False  # the rank ended by itself
     is_shortage: bool = False  # an exception named what was short, other than memory
+    is_of_memory: bool = False  # host memory was short: the values have what saves it
 
     @property
     def texts(self) -> dict[str, Any]:
@@ -102,8 +103,9 @@ STOPPED = _SIGNALLED._replace(advice="Usually a scheduler's time limit or a manu
 _OUT_OF_MEMORY = "The kernel killed a process of its control group for lack of memory just then."
 _KILLED = _SIGNALLED._replace(
     details=f"{_OUT_OF_MEMORY} {_SIGNALLED.details}",
-    advice="Use less host memory: {less_host_memory}.",
-    fix="{less_host_memory_fix}",
+    advice="{saving_memory}",
+    fix="{saving_memory_fix}",
+    is_of_memory=True,
 )
 _KILLED_BY_SCHEDULER = _KILLED._replace(
     details=f"{{scheduler}} printed that the job used more memory than it was given. {_SIGNALLED.details}"

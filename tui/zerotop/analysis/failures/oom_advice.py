@@ -130,7 +130,7 @@ def advise_on_host(case: OomCase) -> Advice:
     if offloads[1] == "cpu":
         text = f"Move the parameters to NVMe ({_OFFLOAD_PARAMETERS} nvme), or run fewer ranks on a node."
         return Advice(text, _OFFLOAD_PARAMETERS, f'"offload_param": {_NVME}')
-    if case.outer_phase in ("init", "") and case.engine.kind != LOOP:
+    if case.outer_phase in ("init", "") and not case.has_begun and case.engine.kind != LOOP:
         return _ZERO_INIT
     text = f"Give the job more host memory, or lower {read_terms(case.engine)['worker_count']}."
     return Advice(text, "num_workers", read_terms(case.engine)["fewer_workers_fix"])

@@ -73,6 +73,7 @@ class OomCase(MemoryFigures):
     host_used_bytes: int | None = None
     pinned_spare_bytes: int = 0  # of host memory, by the rounding of pinned requests
     kill_count: int = 0  # processes, by the kernel
+    has_begun: bool = False  # the rank has ended a phase other than its init
     torch: str = ""
     settings: AllocatorSettings | None = None
     engine: EngineFacts = field(default_factory=lambda: EngineFacts({}))

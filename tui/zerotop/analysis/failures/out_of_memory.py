@@ -30,7 +30,7 @@ from zerotop.recording.keys import GpuKey, RankProcess, identify_process
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.devices import locate_allocators
 from zerotop.recording.moments.host_memory import HostMemory
-from zerotop.recording.moments.process_exits import ProcessExit, find_first_exit, read_exits
+from zerotop.recording.moments.process_exits import ProcessExit, count_oom_kills, find_first_exit, read_exits
 from zerotop.recording.moments.rank_records import add_library
 from zerotop.recording.output.tail import read_output_tail
 from zerotop_probe.recording import events
@@ -76,7 +76,7 @@ def find_post_mortem(at: At) -> PostMortem | None:
     if job_exit is not None and not job_exit.is_final:
         job_exit = None
     if job_exit is not None and job_exit.oom_kills:
-        return _explain_kill(at, job_exit, len(errors))
+        return explain_kill(at, job_exit, len(errors))
     text = parse_output(read_output_tail(at, _OUTPUT_BYTES).decode("utf-8", "replace"))
     if errors:
         return _explain_recorded(at, errors, text, job_exit)
@@ -85,7 +85,9 @@ def find_post_mortem(at: At) -> PostMortem | None:
     if job_exit is None or (text is None and job_exit.signal_name != "SIGKILL"):
         return None
     was_short = last_moments.is_memory_short(last_moments.read_last_seconds(at.at(job_exit.unix_ns), job_exit.host))
-    return _explain_kill(at, job_exit, 0) if was_short else None
+    counted = at.records("hosts", job_exit.host).read_window(job_exit.unix_ns - 1, at.cursor_ns)
+    is_sent = len(counted) > 0 and count_oom_kills(at, job_exit.host) == 0  # by another process
+    return explain_kill(at, job_exit) if was_short and not is_sent else None
 
 
 # --- the sources ---------------------------------------------------------------------------------------------------------
@@ -153,8 +155,8 @@ def _explain_output(at: At, text: ErrorText, job_exit: ProcessExit | None) -> Po
     )
 
 
-def _explain_kill(at: At, job_exit: ProcessExit, failures: int) -> PostMortem:
-    """The sampler: a rank was killed from outside."""
+def explain_kill(at: At, job_exit: ProcessExit, failures: int = 0) -> PostMortem:
+    """Explain the end of a rank that was killed for lack of host memory, from what its sampler has seen."""
     scene = last_moments.find_last_scene(at, job_exit.rank, None)._replace(at_ns=job_exit.unix_ns)
     memory = last_moments.read_last_seconds(at.at(job_exit.unix_ns), job_exit.host)
     most = max(memory, key=lambda sample: sample.used_bytes, default=None)
@@ -239,6 +241,7 @@ def _build_case(found: _Found) -> OomCase:
         host_used_bytes=host.used_bytes if host is not None else None,
         pinned_spare_bytes=sum(ledger.sum_bytes(PINNED_SPARE) for ledger in read_host_ledgers(at)),
         kill_count=job_exit.oom_kills if job_exit is not None and kind == KILLED else 0,
+        has_begun=any(span.phase != "init" for span in scene.spans),
         torch=hello[-1].torch or "" if hello else "",
         settings=read_settings(hello[-1]) if hello else None,
         engine=engine,

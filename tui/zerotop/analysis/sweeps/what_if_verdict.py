@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 
-from zerotop.analysis.formatting import Text, format_bytes, format_seconds, pluralize
+from zerotop.analysis.formatting import Text, format_bytes, format_percent, format_seconds, pluralize
 from zerotop.analysis.hardware.gpu_speeds import measure_mfu
 from zerotop.analysis.memory.expected.beyond_allocated import Interval, JobMemory, add_intervals
 from zerotop.analysis.sweeps.asked_setting import Setting, WhatIfAnswer
@@ -127,7 +127,7 @@ def describe_time(answer: WhatIfAnswer) -> str:
         base, setup = answer.base, answer.setting.setup
         sizes = (setup.parameters, setup.trainable, setup.ranks)
         mfu = measure_mfu(tokens / likely, *sizes, [base.gpu], base.computes_in, base.model)
-        text += f", MFU {100 * mfu:.1f} %" if isfinite(mfu) else ""
+        text += f", MFU {format_percent(mfu, 1)}" if isfinite(mfu) else ""
     longer = f" With longer ones and pauses, steps took {format_seconds(mean)} on average in the recording."
     return f"{text}.{longer if is_usual else ''}"
 

@@ -39,7 +39,7 @@ def summarize_range(timelines: TimelineBuilder, subject: LaneSubject, begin_ns: 
     iteration_s = np.concatenate([np.empty(0), *(times.read_finished_seconds(begin_ns, end_ns) for times in steps)])
     if len(iteration_s):
         mean["iteration"], highest["iteration"] = float(iteration_s.mean()), float(iteration_s.max())
-    seconds = timelines.get_rank_phases(subject.rank).read_columns(np.array([begin_ns, end_ns]))[:, 0]
+    seconds = timelines.get_ribbon(subject.rank)[0].read_columns(np.array([begin_ns, end_ns]))[:, 0]
     phase_s = {name: float(amount) for name, amount in zip(PHASES, seconds, strict=True) if amount > 0}
     return RangeSummary(begin_ns, end_ns, len(iteration_s), mean, highest, phase_s)
 

@@ -135,7 +135,7 @@ class TimelineBuilder:
         Columns that cannot be read within about ``budget_s`` seconds are blank; then ``is_complete`` is False.
         """
         self.update({subject.rank, *ranks})
-        lanes, ribbons = self.get_lanes(subject), [self._get_ribbon(rank) for rank in ranks]
+        lanes, ribbons = self.get_lanes(subject), [self.get_ribbon(rank) for rank in ranks]
         end = min((end_ns - self.origin_ns) // window.column_ns, window.first + window.columns)
         key = (
             window,
@@ -158,10 +158,6 @@ class TimelineBuilder:
         timeline = Timeline(window, self.origin_ns, values, seconds, complete)
         self._last = key, timeline
         return timeline
-
-    def read_moment(self, subject: LaneSubject, unix_ns: int) -> dict[str, ColumnValues]:
-        """Return the values in the columns of MOMENT_NS that end at a moment and cover FRESH_NS before it."""
-        return self.get_lanes(subject).read_moment(unix_ns)
 
     def update(self, ranks: Collection[int]) -> None:
         """Read the steps that these ranks have finished since the last call."""
@@ -197,10 +193,8 @@ class TimelineBuilder:
         steps = [step for times in self.get_step_times(rank) if (step := times.find_step_at(unix_ns)) is not None]
         return steps[-1] if steps else None
 
-    def get_rank_phases(self, rank: int) -> RankPhases:
-        return self._get_ribbon(rank)[0]
-
-    def _get_ribbon(self, rank: int) -> tuple[RankPhases, ColumnCache]:
+    def get_ribbon(self, rank: int) -> tuple[RankPhases, ColumnCache]:
+        """Return a rank's phases, and their columns that were read."""
         if rank not in self._ribbons:
             phases = RankPhases(self._recording, rank, self.get_step_times(rank))
             self._ribbons[rank] = phases, ColumnCache(phases, self.origin_ns)
@@ -219,8 +213,10 @@ class Lanes:
         if subject.gpu is not None:
             recorded.append(metrics.AllocatorColumns(recording, subject.gpu))
         self.column_sources: list[SeriesColumns] = [IterationColumns(steps), metrics.LoggedColumns(recording), *recorded]
+        self._names = [name for source in self.column_sources for name in source.names]
         self.column_caches = [ColumnCache(source, recording.begin_ns) for source in self.column_sources]
         self._recorded_names: set[str] = set()
+        self._moment: tuple[object, dict[str, ColumnValues]] = None, {}  # that was read last
         self._checked_counts = [0 for _ in self.column_sources]
 
     def count_records(self) -> int:
@@ -239,14 +235,19 @@ class Lanes:
             tables.append(cache.get_columns(window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s))
             self._check_last_records(index)
             _release_memory(source.list_sources() if release and isinstance(source, metrics.SampleColumns) else ())
-        names, table = [name for source in self.column_sources for name in source.names], np.concatenate(tables, axis=1)
-        self._note_recorded(names, table)
-        return {name: values for name, values in _split_values(names, table).items() if name in self._recorded_names}
+        table = np.concatenate(tables, axis=1)
+        self._note_recorded(self._names, table)
+        return {name: values for name, values in _split_values(self._names, table).items() if name in self._recorded_names}
 
-    def read_moment(self, unix_ns: int) -> dict[str, ColumnValues]:
-        edges = np.arange(unix_ns - FRESH_NS, unix_ns + 1, MOMENT_NS)
-        names = [name for source in self.column_sources for name in source.names]
-        return _split_values(names, np.concatenate([source.read_moment(edges) for source in self.column_sources], axis=1))
+    def read_moment(self, unix_ns: int, logged_ns: int) -> dict[str, ColumnValues]:
+        """Return the values in the columns of MOMENT_NS that cover FRESH_NS before a moment; logged ones before another."""
+        key = unix_ns, logged_ns, self.count_records()
+        if self._moment[0] != key:
+            ends = [logged_ns if isinstance(one, metrics.LoggedColumns) else unix_ns for one in self.column_sources]
+            edges = np.array(ends)[:, None] + np.arange(-FRESH_NS, 1, MOMENT_NS)
+            tables = [one.read_moment(each) for one, each in zip(self.column_sources, edges, strict=True)]
+            self._moment = key, _split_values(self._names, np.concatenate(tables, axis=1))
+        return self._moment[1]
 
     def find_recorded_names(self) -> frozenset[str]:
         """Return the names of the values in the windows and the last records read so far."""

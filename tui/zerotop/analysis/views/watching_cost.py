@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from zerotop.analysis.formatting import format_percent
 from zerotop.analysis.live_view import Cost
 from zerotop.analysis.views.job_exit import Losses
 from zerotop.recording.moments.at import At
@@ -16,8 +17,8 @@ _LEAST_SHARE = 0.001
 def describe_share(share: float) -> str:
     """Return the share of the time that watching takes, in words."""
     if share < _LEAST_SHARE:
-        return f"less than {_LEAST_SHARE * 100:.1f} % of the time, below what can be measured"
-    return f"{share * 100:.2f} % of the time"
+        return f"less than {format_percent(_LEAST_SHARE, 1)} of the time, below what can be measured"
+    return f"{format_percent(share, 2)} of the time"
 
 
 def measure_cost(at: At, losses: Losses) -> Cost:

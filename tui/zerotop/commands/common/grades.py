@@ -10,7 +10,7 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
-from zerotop.analysis.formatting import format_count
+from zerotop.analysis.formatting import format_count, format_percent
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.grading import (
     FIGURES,
@@ -98,7 +98,7 @@ def _format_errors(grades: Sequence[Grade]) -> Iterator[str]:
             errors = sorted(abs(ends[1] / truth - 1) for ends, truth in pairs)
             inside = statistics.mean(_is_inside(*pair) for pair in pairs)
             sizes = (statistics.mean(errors), statistics.median(errors), errors[-1])
-            text = [f"{100 * size:.1f} %" for size in sizes]
+            text = [format_percent(size, 1) for size in sizes]
             cells.append((_SOURCES[source], figure, str(len(pairs)), *text, f"{inside:.0%}"))
     if len(cells) > 1:
         yield from align_columns(cells, "<<>>>>>")

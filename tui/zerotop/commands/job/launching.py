@@ -22,10 +22,11 @@ from zerotop_probe.outside.job.job import make_command_error
 from zerotop_probe.outside.job.job_signals import PYTHON_IGNORES
 from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
 from zerotop_probe.recording import directory
+from zerotop_probe.recording.launchers import LAUNCHERS
 
 # As shells, env and timeout have it.
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
-_PROGRAMS = ("python", "python3", "torchrun", "deepspeed", "accelerate", "mpirun", "srun")
+_PROGRAMS = ("python", "python3", *(name for one in LAUNCHERS for name in one.programs if "." not in name))
 # A recording in a temporary folder takes this share of what is free there, if at least so many bytes are.
 _SHARE_OF_ROOM = 0.1
 _LEAST_ROOM = 2 * directory.MIN_BYTES

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 from zerotop.analysis.findings import Finding, LinkedFinding, Severity, name_relation
+from zerotop.analysis.formatting import format_percent
 from zerotop.analysis.reports.finding_costs import FindingCost
 from zerotop.ui.drawing.formatting import MISSING, format_duration, format_grouped, format_number, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -180,7 +181,7 @@ _FORMATS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("_bytes_per_s", lambda value: f"{_format_size(value)}/s"),
     ("_bytes", _format_size),
     ("_percent", lambda value: f"{value:.0f} %"),
-    ("_share", lambda value: f"{value * 100:.0f} %"),
+    ("_share", format_percent),
     ("_ms", lambda value: f"{value:.0f} ms"),
     ("_ns", lambda value: format_duration(value / 1e9)),
     ("_s", format_duration),

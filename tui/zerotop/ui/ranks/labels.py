@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotop.analysis.formatting import format_count, format_ranks
+from zerotop.analysis.formatting import format_count, format_percent, format_ranks
 from zerotop.analysis.ranks.delays import Hang
 from zerotop.analysis.ranks.matrix import RankMetric
 from zerotop.analysis.ranks.nodes import Network
@@ -42,21 +42,21 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
         return "Ranks are compared once two of them have finished a step.", "Nothing to compare.", False
     steps = f"the last {skew.steps} steps" if skew.steps > 1 else "the only step"
     if skew.is_alike:
-        most = _format_percent(max(0.0, skew.iteration_share) * 100)
+        most = _format_small(max(0.0, skew.iteration_share))
         detail = f"in {steps} no phase differs by more than {most} of an iteration"
         all_ranks = "Both ranks" if ranks == 2 else f"All {ranks} ranks"
         return f"{all_ranks} are alike: {detail}.", f"{all_ranks} are alike.", False
     others = "the other one" if ranks == 2 else "the others"
     own, usual = format_duration(skew.own_s), format_duration(skew.usual_s)
-    share, phase = f"{skew.iteration_share * 100:.0f} %", _PHASE_PHRASES[skew.metric]
+    share, phase = format_percent(skew.iteration_share), _PHASE_PHRASES[skew.metric]
     spends = f"it spends {own} {phase}, {others} {usual}"
     if skew.is_waited_for:
-        what, share = f"Rank {rank} delays {others} by {format_duration(skew.delay_s)}", f"{skew.delay_share * 100:.0f} %"
+        what, share = f"Rank {rank} delays {others} by {format_duration(skew.delay_s)}", format_percent(skew.delay_share)
         text = f"{what} ({share} of an iteration){_name_steps(skew)}: {spends}."
         on_average = "" if skew.is_in_each else " on average"
         return text, f"{what}{on_average} ({share}) {phase}.", skew.delays_others
     if skew.is_effect:
-        most = _format_percent(skew.longest_delay_s / skew.iteration_s * 100)
+        most = _format_small(skew.longest_delay_s / skew.iteration_s)
         text = (
             f"No rank delays {others} by more than {most} of an iteration. Rank {rank} is {phase} for {own}, {others} for"
             f" {usual}: ranks wait for one another there."
@@ -102,5 +102,5 @@ def describe_hang(hang: Hang, ranks: int) -> str:
     return f"{where}{who} {'waited' if hang.is_over else verb} for {format_ranks(hang.ranks)}."
 
 
-def _format_percent(value: float) -> str:
-    return f"{value:.1f} %" if value < ALIKE_SHARE * 100 else f"{value:.0f} %"
+def _format_small(share: float) -> str:
+    return format_percent(share, 1 if share < ALIKE_SHARE else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from zerotop.analysis.formatting import format_percent
 from zerotop.analysis.ranks.matrix import RankMetric
 from zerotop.analysis.ranks.outliers import MEETING_METRICS, RankComparison, Skew
 from zerotop.ui.drawing.formatting import MISSING
@@ -77,7 +78,7 @@ def _draw_difference(row: RankComparison, skew: Skew | None, width: int, glyphs:
         text = glyphs.to_plain(MISSING) if row.is_alike else "more"
     else:
         share = (row.own - row.usual) / row.usual
-        text = f"{abs(share) * 100:.0f} %" if abs(share) < 9.995 else f"{glyphs.times}{row.own / row.usual:.0f}"
+        text = format_percent(abs(share)) if abs(share) < 9.995 else f"{glyphs.times}{row.own / row.usual:.0f}"
         if abs(share) < 9.995:
             text = ("+" if share >= 0 else glyphs.minus) + text if text != "0 %" else "0 %"
     is_effect = row.metric in MEETING_METRICS and skew is not None and (skew.is_waited_for or skew.is_effect)

@@ -10,7 +10,6 @@ import numpy as np
 from zerotop.analysis.findings import Finding
 from zerotop.analysis.hardware.gpu_faults import name_fault
 from zerotop.analysis.live_view import JobState
-from zerotop.analysis.steps.logged_values import NAMES
 from zerotop.analysis.timeline.range_summary import RangeSummary, summarize_range
 from zerotop.analysis.timeline.timeline import MOMENT_NS, ColumnValues, LaneSubject, Timeline, TimelineBuilder, Window
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -109,16 +108,15 @@ class PictureBuilder:
             scales=self._scales,
             values_then=self._read_values(frame, subject, pointed) if window.column_ns > MOMENT_NS else {},
             headline=_make_mark(frame.headline, origin_ns) if _is_marked(frame.headline) else None,
-            phases_now={rank.rank: rank.phase for rank in frame.view.ranks if rank.alive and self.pointed_ns is None},
+            phases_now={} if self.pointed_ns is not None else _read_phases(frame, shown),
         )
         return self.last_picture
 
     def _read_values(self, frame: Frame, subject: LaneSubject, pointed: int) -> dict[str, ColumnValues]:
-        values = self._timelines.read_moment(subject, self._timelines.origin_ns + pointed)
-        if self.pointed_ns is None:  # what the last step logged came after its end
-            now = self._timelines.read_moment(subject, frame.view.cursor_ns)
-            values |= {name: now[name] for name in NAMES if name in now}
-        return values
+        unix_ns = self._timelines.origin_ns + pointed
+        # What the last step logged came after its end.
+        logged_ns = unix_ns if self.pointed_ns is not None else frame.view.cursor_ns
+        return self._timelines.get_lanes(subject).read_moment(unix_ns, logged_ns)
 
     def _build_state(self, frame: Frame, origin_ns: int) -> PlaybackState:
         moment, last = frame.moment, self._source.last_step
@@ -174,6 +172,11 @@ class PictureBuilder:
         if self._scales_key != (subject, window.column_ns):
             self._scales_key = subject, window.column_ns
             self._scales.clear()
+
+
+def _read_phases(frame: Frame, shown: Collection[int]) -> dict[int, str]:
+    """Return the phases of the ranks that are shown: those of others are read only when they are asked for."""
+    return {rank.rank: rank.phase for rank in frame.view.ranks if rank.alive and rank.rank in shown}
 
 
 def _choose_interval(steps: int, cells: int, digits: int) -> int:

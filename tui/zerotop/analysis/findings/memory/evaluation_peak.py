@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.memory.looks import find_growth, read_looks
-from zerotop.analysis.memory.block_lines import Look
 from zerotop_probe.recording.event_values import EVALUATION
 
 _KIND = FindingKind(
@@ -26,19 +26,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     for look in read_looks(window.subject.lead, EVALUATION):
         growth = find_growth(look, None)
         if growth is not None:
-            yield _build_finding(window.subject, look, growth.line.place, growth.line.text, growth.grown_bytes)
-
-
-def _build_finding(group: Group, look: Look, place: str, line: str, line_bytes: int) -> Finding:
-    kind = _KIND if group.is_memory_short(look.known_ns) else _KIND.with_changes(advice="", fix="")
-    evidence = {"peak_bytes": look.whole_bytes, "line_bytes": line_bytes}
-    return kind.at(
-        group,
-        look.begin_ns,
-        look.end_ns,
-        evidence,
-        known_ns=look.known_ns,
-        step=look.first_step,
-        place=place,
-        line=line,
-    )
+            sizes = {"peak_bytes": look.whole_bytes, "line_bytes": growth.grown_bytes}
+            values: dict[str, Any] = {"step": look.first_step, "place": growth.line.place, "line": growth.line.text}
+            kind = window.subject.keep_saving_advice(_KIND, look.known_ns)
+            yield kind.at(window.subject, look.begin_ns, look.end_ns, sizes, known_ns=look.known_ns, **values)

@@ -120,8 +120,7 @@ def _build_finding(group: Group, step: _Step, found: FoundLook) -> Finding:
     for name in ("rows", "tokens"):
         if min(medians[name]) > 0:
             evidence |= {f"{name}_before": medians[name][0], f"{name}_after": medians[name][1]}
-    if not group.is_memory_short(int(after["end_unix_ns"][-1])):
-        kind = kind.with_changes(advice="", fix="")
+    kind = group.keep_saving_advice(kind, int(after["end_unix_ns"][-1]))
     device, micro_batch = group.lead.device_bytes, group.engine.micro_batch
     left = device - after_bytes if device else None
     lines = _name_line(group, int(after["begin_unix_ns"][0]), found.look)

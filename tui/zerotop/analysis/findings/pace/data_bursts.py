@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,79 +42,88 @@ _SAMPLED_SHARE = 0.75
 _MOST_TURNS = 4
 
 
-class _Bursts:
-    """The steps in which stacks show whether a rank waited for its loader's workers."""
+class _Seen(NamedTuple):
+    """A slow step of which stacks were sampled."""
 
-    def __init__(self) -> None:
-        self.waited: list[int] = []
-        self.others: dict[int, float] = {}  # slow steps with most samples elsewhere: seconds of these
-        self.line: CodeLine | None = None
-        self.first: int | None = None  # the first step, once it was told
-        self.due = 0  # the number of steps with which it is told again
-        self.begin_ns = self.known_ns = 0  # of its first step, and when it was told first
-        self.awaits_workers = True
+    known_ns: int
+    step: int
+    waits: bool  # for the loader's workers, in most samples
+    elsewhere_s: float  # samples that do not
+    line: CodeLine | None  # that waits
+
+
+class _Bursts(NamedTuple):
+    """The waits as measured at a time."""
+
+    finding: Finding | None
+    told: Finding | None  # the first finding
+    seen: int  # how many samples were taken into account
+    due: int = 0  # the number of steps with which they are measured again
+    awaits_line: bool = True  # whether that of the workers may become known later
 
 
 @in_each_attempt(kinds=None)
-def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
+def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report the waits of the first rank that shows them, and again with more of them."""
     for process in window.subject.processes:
-        bursts = window.keep(_Bursts, process)
+        seen: list[_Seen] = window.keep(list, process)
         for event in select_events_in(window.items(process.events_of(Stacks), process), _PLACES, SLOW):
-            yield from _tell_again(window.subject, process, bursts, event.unix_ns)
-            if _note_step(event, bursts) and bursts.first is None:
-                yield from _tell(window.subject, process, bursts, event.unix_ns)
-        is_told = bursts.known_ns and bursts.awaits_workers
-        late_ns = find_late_line(process, bursts.begin_ns, bursts.known_ns) if is_told else None
-        if late_ns is not None and late_ns <= process.at.cursor_ns:
-            yield from _tell_again(window.subject, process, bursts, late_ns)
-            bursts.awaits_workers = False
-            yield from _tell(window.subject, process, bursts, late_ns)
-        yield from _tell_again(window.subject, process, bursts, process.at.cursor_ns)
+            if event.step is not None and event.step != next((one.step for one in reversed(seen) if one.waits), None):
+                seen.append(_read_event(event, event.step))
+        find_next = partial(_find_next, window.subject, process, seen)
+        yield from (bursts.finding for bursts in window.extend(find_next, 0, process))
 
 
-def _tell_again(group: Group, process: Process, bursts: _Bursts, until_ns: int) -> Iterator[Finding]:
-    while bursts.first is not None and bursts.due <= len(steps := process.steps_until(until_ns)):
-        yield from _tell(group, process, bursts, int(steps["end_unix_ns"][bursts.due - 1]))
-
-
-def _tell(group: Group, process: Process, bursts: _Bursts, known_ns: int) -> Iterator[Finding]:
-    finding = _measure_bursts(group, process, bursts, known_ns)
-    if finding is not None:
-        bursts.begin_ns, bursts.known_ns = finding.begin_ns, bursts.known_ns or known_ns
-        yield finding
-    steps = process.steps_until(known_ns)["step"]
-    if bursts.first is not None:
-        bursts.due = len(steps) + math.ceil(_MORE * (len(steps) - int(np.searchsorted(steps, bursts.first))))
-
-
-def _note_step(event: Stacks, bursts: _Bursts) -> bool:
-    """Return whether most samples of a slow step wait for the loader's workers, if nothing was known of that step."""
-    waited, sampled = 0.0, sum(stack.seconds or 0.0 for stack in event.stacks)
-    if event.step is None or event.step in bursts.waited[-1:]:
-        return False
+def _read_event(event: Stacks, step: int) -> _Seen:
+    waited, line = 0.0, None
     for stack in event.stacks:
         frames = [event.frames[number] for number in stack.frames if 0 <= number < len(event.frames)]
         if any(frame.file.startswith(_LOADERS) and frame.function.endswith(_WAITING) for frame in frames):
             waited += stack.seconds or 0.0
             own = find_own(event.frames, stack)
-            bursts.line = CodeLine(*own[:4]) if own is not None else bursts.line
-    if waited > sampled / 2:
-        bursts.waited.append(event.step)
-    else:
-        bursts.others[event.step] = bursts.others.get(event.step, 0.0) + sampled - waited
-    return waited > sampled / 2
+            line = CodeLine(*own[:4]) if own is not None else line
+    elsewhere = sum(stack.seconds or 0.0 for stack in event.stacks) - waited
+    return _Seen(event.unix_ns, step, waited > elsewhere, elsewhere, line)
 
 
-def _measure_bursts(group: Group, process: Process, bursts: _Bursts, known_ns: int) -> Finding | None:
+def _find_next(group: Group, process: Process, seen: list[_Seen], last: _Bursts | None) -> _Bursts | None:
+    """Measure the waits with each one more until they were told; then with more steps, and with the line of the workers."""
+    told = last.told if last is not None else None
+    if last is None or told is None:
+        read = last.seen if last is not None else 0
+        count = next((count for count, one in enumerate(seen[read:], read + 1) if one.waits), None)
+        return _measure_next(group, process, seen[:count], None, seen[count - 1].known_ns) if count is not None else None
+    late_ns = find_late_line(process, told.begin_ns, told.known_ns) if last.awaits_line else None
+    times = [late_ns] if late_ns is not None and late_ns <= process.at.cursor_ns else []
+    if last.due <= len(steps := process.steps_until(process.at.cursor_ns)):
+        times.append(int(steps["end_unix_ns"][last.due - 1]))
+    if not times:
+        return None
+    known_ns = min(times)
+    known = [one for one in seen if one.known_ns < known_ns]
+    bursts = _measure_next(group, process, known, told, known_ns)
+    return bursts._replace(awaits_line=last.awaits_line and known_ns != late_ns)
+
+
+def _measure_next(group: Group, process: Process, seen: list[_Seen], told: Finding | None, known_ns: int) -> _Bursts:
+    finding = _measure_bursts(group, process, seen, told, known_ns)
+    told, steps = told or finding, process.steps_until(known_ns)["step"]
+    since = len(steps) - int(np.searchsorted(steps, told.step or 0)) if told is not None else 0
+    return _Bursts(finding, told, len(seen), len(steps) + math.ceil(_MORE * since))
+
+
+def _measure_bursts(
+    group: Group, process: Process, seen: list[_Seen], told: Finding | None, known_ns: int
+) -> Finding | None:
     """Return the finding; None if the waits are few or short, those of epochs, or told by another finding."""
-    if len(bursts.waited) < _FEWEST_FAR or (bursts.first is None and group.has_found(KIND)):
+    known = [one.step for one in seen if one.waits]
+    if len(known) < _FEWEST_FAR or (told is None and group.has_found(KIND)):
         return None
     steps = process.steps_until(known_ns)
-    begin = int(np.searchsorted(steps["step"], bursts.waited[0] if bursts.first is None else bursts.first))
+    begin = int(np.searchsorted(steps["step"], known[0] if told is None else told.step or 0))
     workers = count_workers([process], int(steps["begin_unix_ns"][begin]), known_ns)
-    usual_s, waited_s = _measure_waits(steps, begin, bursts)
-    if bursts.first is None:
+    usual_s, waited_s = _measure_waits(steps, begin, seen)
+    if told is None:
         begin = _find_begin(waited_s, begin, _MOST_TURNS * workers)
     rows, waited_s = steps[begin:], waited_s[begin:]
     waits = np.flatnonzero(waited_s)
@@ -122,22 +133,21 @@ def _measure_bursts(group: Group, process: Process, bursts: _Bursts, known_ns: i
     share = waited / sum_training_s(rows)
     period = float(np.diff(waits).mean())
     is_enough = len(waits) >= _FEWEST or share >= FAR_SHARE
-    has_passed = bursts.first is not None and len(rows) - waits[-1] > 2 * period
+    has_passed = told is not None and len(rows) - waits[-1] > 2 * period
     if share < STALL_SHARE or not is_enough or not 1 < period <= _MOST_TURNS * workers or has_passed:
         return None
-    bursts.first = int(rows["step"][0]) if bursts.first is None else bursts.first
     evidence = {"pauses": len(waits), "period": period, "share": share, "pause_s": waited / len(waits)}
     evidence["iteration_s"] = usual_s
-    return _build_finding(group, process, bursts, rows, known_ns, evidence)
+    return _build_finding(group, process, seen, rows, known_ns, evidence)
 
 
-def _measure_waits(steps: Rows, begin: int, bursts: _Bursts) -> tuple[float, Floats]:
+def _measure_waits(steps: Rows, begin: int, seen: list[_Seen]) -> tuple[float, Floats]:
     """Return the usual iteration since ``begin``, and the seconds that each step waited for data, 0 for none.
 
     Stacks are sampled, and phases recorded, in some steps only: others that take as long also wait, if most of these do.
     """
     seconds, rows = np.nan_to_num(steps["iteration_s"]), steps[begin:]
-    is_seen = np.isin(steps["step"], bursts.waited)
+    is_seen = np.isin(steps["step"], [one.step for one in seen if one.waits])
     low = float(np.percentile(seconds[begin:], _USUAL_PERCENT))
     middle = (low + float(np.median(seconds[is_seen]))) / 2
     usual_s = float(np.median(rows["iteration_s"][seconds[begin:] < middle])) if low < middle else low
@@ -145,7 +155,10 @@ def _measure_waits(steps: Rows, begin: int, bursts: _Bursts) -> tuple[float, Flo
     waited_s = np.where(has_phases(steps), np.minimum(longer, np.nan_to_num(steps["data_s"])), longer)
     least = _ALIKE_SHARE * float(np.median(waited_s[is_seen]))
     is_seen |= has_phases(steps) & (waited_s >= least)
-    elsewhere_s = np.array([bursts.others.get(step, 0.0) for step in steps["step"].tolist()])
+    others: dict[int, float] = {}
+    for one in seen:
+        others[one.step] = others.get(one.step, 0.0) + (0.0 if one.waits else one.elsewhere_s)
+    elsewhere_s = np.array([others.get(step, 0.0) for step in steps["step"].tolist()])
     # A sampled step may wait although the few samples show what it does otherwise.
     is_other = ~is_seen & (longer >= least) & (has_phases(steps) | (elsewhere_s - usual_s > longer / 2))
     counts = [int(some[begin:].sum()) for some in (is_seen, is_other)]
@@ -163,12 +176,13 @@ def _find_begin(waited_s: Floats, begin: int, most_turns: int) -> int:
 
 
 def _build_finding(
-    group: Group, process: Process, bursts: _Bursts, rows: Rows, known_ns: int, evidence: dict[str, float]
+    group: Group, process: Process, seen: list[_Seen], rows: Rows, known_ns: int, evidence: dict[str, float]
 ) -> Finding:
     loader = find_loader_cause(process, int(rows["begin_unix_ns"][0]), known_ns)
     kind = _BURSTS
     if loader is not None and loader.advice is not None:
         kind = kind.with_changes(advice=loader.advice[0], fix=loader.advice[1])
+    line = next((one.line for one in reversed(seen) if one.line is not None), None)
     is_one_of_several = len(group.processes) > 1
     return kind.at_steps(
         process if is_one_of_several else group,
@@ -177,8 +191,8 @@ def _build_finding(
         known_ns=known_ns,
         cost=evidence["share"],
         concerned=(process.rank,) if is_one_of_several else None,
-        line=bursts.line.text if bursts.line is not None else None,
-        location=bursts.line.location if bursts.line is not None else None,
+        line=line.text if line is not None else None,
+        location=line.location if line is not None else None,
         workers=loader.text if loader is not None else None,
         pid=process.source.pid,
     )

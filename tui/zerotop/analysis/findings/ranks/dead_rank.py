@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from zerotop.analysis.failures.crashes import LAST_MEMORY_NS, LAUNCHER_NS, explain_rank
+from zerotop.analysis.failures.crashes import COUNTED_NS, LAST_MEMORY_NS, LAUNCHER_NS, explain_rank
 from zerotop.analysis.failures.end import End
 from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, is_ray_worker, read_printed_ends
 from zerotop.analysis.findings.support import Finding, FindingKind, SearchWindow, Severity, in_each_attempt
@@ -27,12 +27,32 @@ _KIND = FindingKind(
 _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 
 
-@in_each_attempt()
+@in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
-    """Report the first rank that died in each attempt: the others fail because of it. None if the job was being stopped."""
+    """Report the first rank that died in each attempt: the others fail because of it. None if the job was being stopped.
+
+    It is told again if samples soon show whether the kernel killed it for lack of memory.
+    """
     recording, group = window.recording, window.subject
-    for known_ns in window.extend(partial(_find_next, recording, group)):
-        yield _check_ends(recording, group, known_ns)
+    check = partial(_check_ends, recording, group)
+    told = window.find_once(
+        lambda: next(filter(None, map(check, window.extend(partial(_find_next, recording, group), 0))), None)
+    )
+    if told is not None:
+        yield told
+        window.is_closed = recording.cursor_ns > told.begin_ns + LAUNCHER_NS
+        yield _find_counted(recording, group, told)
+
+
+def _find_counted(recording: Evidence, group: Group, told: Finding) -> Finding | None:
+    """Return the finding with what the next sample of its node says of the kernel's kills, if that is something else."""
+    host = next(process.host for process in group.processes if process.rank in told.ranks)
+    samples = recording.at.records("hosts", host).read_window(told.known_ns, recording.cursor_ns)
+    known_ns = next((time_ns for time_ns in samples.times.tolist() if time_ns >= told.begin_ns + COUNTED_NS), None)
+    if known_ns is None or known_ns > told.begin_ns + LAUNCHER_NS:
+        return None
+    counted = _check_ends(recording, group, known_ns)
+    return counted if counted is not None and counted.event == told.event and counted.advice != told.advice else None
 
 
 def _find_next(recording: Evidence, group: Group, before_ns: int | None) -> int | None:

@@ -42,7 +42,7 @@ class SearchWindow(Generic[S]):
         self._results: dict[Hashable, list[Any]] = {}
         self._firsts: dict[Hashable, list[Any]] = {}
         self._followed: list[Any] = []
-        self._last: Any = None  # of the results that follow from each other
+        self._lasts: dict[Hashable, Any] = {}  # of the results that follow from each other
         self._kept: dict[Hashable, Any] = {}
         self._news: dict[Hashable, Any] = {}
         self._waiting: dict[Hashable, list[Any]] = {}
@@ -72,13 +72,15 @@ class SearchWindow(Generic[S]):
         self._results[of] = together if look_back is None else together[max(0, len(together) - look_back) :]
         return together if len(together) > len(before) else []
 
-    def extend(self, build_next: Callable[[T | None], T | None], look_back: int | None = None) -> list[T]:
+    def extend(
+        self, build_next: Callable[[T | None], T | None], look_back: int | None = None, of: Hashable = None
+    ) -> list[T]:
         """Return new results that each follow from the one before, and so many older ones, or all; none without new ones."""
         new: list[T] = []
-        while (following := build_next(self._last)) is not None:
+        while (following := build_next(self._lasts.get(of))) is not None:
             new.append(following)
-            self._last = following
-        return self.results(new, look_back, self)
+            self._lasts[of] = following
+        return self.results(new, look_back, (self, of))
 
     def follow(self, fresh: Iterable[T], find_next: Callable[[T], T | None]) -> Iterator[T]:
         """Yield new results, and those that follow from each of them, such as a finding with newer numbers."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from zerotop.analysis.failures.end import End
 from zerotop.analysis.findings import Finding, Severity
-from zerotop.analysis.formatting import format_count, pluralize
+from zerotop.analysis.formatting import format_count, format_percent, pluralize
 from zerotop.analysis.hardware.gpu_speeds import measure_mfu
 from zerotop.analysis.live_view import Job, JobState, LiveView, Progress
 from zerotop.ui.base.findings import (
@@ -124,7 +124,7 @@ def _build_progress_items(view: LiveView, bar: int, glyphs: Glyphs) -> list[tupl
     sizes = (job.parameters, job.trainable_parameters, ranks)
     mfu = measure_mfu(progress.tokens_per_s, *sizes, gpus, job.short_precision, job.model)
     if is_known(mfu):
-        items.append((1, (("MFU ", "band-muted"), (f"{100 * mfu:.1f} %", "band-value"))))
+        items.append((1, (("MFU ", "band-muted"), (format_percent(mfu, 1), "band-value"))))
     if is_known(progress.eta_s) and job.state is JobState.RUNNING:
         items.append((7, (("ETA ", "band-muted"), (format_rough_time(progress.eta_s), "band-value"))))
     if is_known(progress.elapsed_s):
