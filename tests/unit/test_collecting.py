@@ -657,6 +657,23 @@ def test_clocks_are_aligned_to_within_a_millisecond(tmp_path: Path, is_live: boo
         assert abs(times[host] - true_ns) < 1_000_000
 
 
+@pytest.mark.parametrize(("slow_count", "error"), [(80, "0."), (1000, "2.")])
+def test_a_clock_is_aligned_once_the_collector_is_less_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_count: int, error: str
+) -> None:
+    class Busy(WrongAnswers):
+        async def request(self, message: bytes, timeout_s: float) -> bytes:
+            time.sleep(0.002 if self.count < slow_count else 0.0)
+            answer = await super().request(message, timeout_s)
+            time.sleep(0.002 if self.count < slow_count else 0.0)
+            return answer
+
+    monkeypatch.setattr(forwarder, "_BUSY_PAUSE_S", 0.0)
+    told: list[str] = []
+    assert forward(make_boot(tmp_path, 1, 0), Busy(make_collector(tmp_path, told.append)))[0]
+    assert f"is aligned to ours to within {error}" in told[0], "the true error, if it stays busy"
+
+
 def read_true_time(folder: Path, host: str) -> int:
     """Return when a node's job started: it has our own monotonic clock."""
     line = json.loads((folder / f"events-node-{host}-7.jsonl").read_text().splitlines()[1])

@@ -37,6 +37,9 @@ OPENMPI = {
     "OMPI_COMM_WORLD_SIZE": "8",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
 }
+# What the Hydra of MPICH 4.0.2 sets; Intel MPI's has the same names, and more.
+MPICH = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_FD": "9", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+INTEL_MPI = MPICH | {"I_MPI_MPIRUN": "mpirun", "I_MPI_HYDRA_HOST_FILE": "/etc/mpi/hostfile"}
 # Of mpirun_rsh, and of the same library started by srun.
 MVAPICH2 = {name.replace("OMPI", "MV2"): value for name, value in OPENMPI.items()} | {"PMI_ID": "5", "MPIRUN_RANK": "5"}
 MVAPICH3 = {name.replace("OMPI", "MVP"): value for name, value in OPENMPI.items()}
@@ -44,9 +47,13 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_
 SLURM_MVAPICH = SLURM | {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_FD": "11", "MV2_COMM_WORLD_LOCAL_RANK": "1"}
 # The pod of a PyTorchJob says which pod it is, in PET_* and RANK, which torchrun replaces in its ranks.
 PYTORCHJOB = TORCHRUN | {"PET_NODE_RANK": "1", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "4", "MASTER_ADDR": "llama-master-0"}
+# A pod of a JobSet says its number only, and a worker of an MPIJob its role: ranks have their launcher's variables.
+JOBSET = TORCHRUN | {"JOB_COMPLETION_INDEX": "1", "MASTER_ADDR": "llama-workers-0-0.llama"}
+MPIJOB = OPENMPI | {"K_MPI_JOB_ROLE": "worker", "OMPI_MCA_orte_keep_fqdn_hostnames": "true"}
+ENVIRONMENTS = [DEEPSPEED, TORCHRUN, OPENMPI, MPICH, INTEL_MPI, MVAPICH2, MVAPICH3, SLURM, SLURM_MVAPICH]
 
 
-@pytest.mark.parametrize("environment", [DEEPSPEED, TORCHRUN, OPENMPI, MVAPICH2, MVAPICH3, SLURM, SLURM_MVAPICH, PYTORCHJOB])
+@pytest.mark.parametrize("environment", [*ENVIRONMENTS, PYTORCHJOB, JOBSET, MPIJOB])
 def test_every_launcher_says_the_same_in_its_words(environment: dict[str, str]) -> None:
     rank_identity = identity.read_identity(environment)
     del rank_identity["launcher"]
@@ -60,6 +67,10 @@ def test_every_launcher_says_the_same_in_its_words(environment: dict[str, str]) 
         (TORCHRUN, "torchrun"),
         (TORCHRUN | {"ACCELERATE_MIXED_PRECISION": "bf16"}, "accelerate"),
         (OPENMPI, "mpi"),
+        (MPICH, "mpi"),
+        (INTEL_MPI, "mpi"),
+        (MPIJOB, "mpi"),
+        (JOBSET, "torchrun"),
         (MVAPICH2, "mpi"),
         (MVAPICH3, "mpi"),
         (PYTORCHJOB, "torchrun"),

@@ -77,7 +77,10 @@ LAUNCHERS = (
             *("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID"),
             *(f"{kind}_COMM_WORLD_LOCAL_RANK" for kind in _MVAPICH),
         ),
-        local_size=("OMPI_COMM_WORLD_LOCAL_SIZE", *(f"{kind}_COMM_WORLD_LOCAL_SIZE" for kind in _MVAPICH)),
+        local_size=(
+            *("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+            *(f"{kind}_COMM_WORLD_LOCAL_SIZE" for kind in _MVAPICH),
+        ),
         world_size=("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", *(f"{kind}_COMM_WORLD_SIZE" for kind in _MVAPICH)),
         job=("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
     ),

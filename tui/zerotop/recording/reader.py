@@ -22,7 +22,7 @@ from zerotop.recording.moments.at import At, Moments
 from zerotop.recording.packed.packing import SUFFIX, unpack_files
 from zerotop.recording.recording_info import load_info
 from zerotop.recording.storage import Directory, Folder, UnpackedFolder, read_first_line
-from zerotop.recording.table_files import Source, check_together
+from zerotop.recording.table_files import Source, refresh_together
 from zerotop_probe.recording import events, segments
 from zerotop_probe.recording.directory import SESSION_FILE
 from zerotop_probe.recording.event_base import Event
@@ -122,11 +122,10 @@ class Recording:
             except RecordingError as error:
                 self._refuse_newer(error)
         sources = [*chain.from_iterable(self.sources.values())]
-        grown = [source for source in self._choose_due(sources) if source.refresh()]
+        grown = refresh_together(self._choose_due(sources))
         for source in sources:
             if source.is_cut:
                 raise RecordingError(f"{source.path} was cut short while it was read: open the recording again.")
-        check_together(grown)
         for source in grown:
             self._update_last_written(source)
         self._add_new_events(fresh)

@@ -115,19 +115,16 @@ class RecordCheck:
         return damaged
 
 
-def pass_whole(checks: Sequence[RecordCheck], rows: Rows, counts: Sequence[int]) -> list[bool]:
+def pass_whole(checks: Sequence[RecordCheck], before: Rows, rows: Rows, counts: Sequence[int], pause_ns: int) -> list[bool]:
     """Return of which files of one table the next records are certainly whole, so that they need not be passed again.
 
-    ``rows``: the next records of all files, ``counts`` of each. A refresh brings a few of each of a thousand ranks: one
-    file after the other takes ten times as long.
+    ``before``: the last record of each file, all of which were whole. ``rows``: the next records of all files, ``counts`` of
+    each; those of a file that goes on after a pause of about ``pause_ns`` are not certain.
     """
     limits, time_column = checks[0]._limits, checks[0]._table.time_column
-    if checks[0]._table is OUTPUT or not all(one._last is not None for one in checks):
+    if checks[0]._table is OUTPUT:
         return [False] * len(checks)
-    before = join_rows([one._last for one in checks if one._last is not None])
-    suspects = limits.find_suspects(rows, before.repeat(counts))
-    if suspects is None:
-        return [False] * len(checks)
+    suspects = limits.find_suspects(rows, before, counts)
     times = np.ascontiguousarray(rows[time_column])
     bounds = np.array([(one._lowest_ns, one._highest_ns, one._newest_ns, one._lowest_begin_ns) for one in checks])
     lowest_ns, highest_ns, newest_ns, lowest_begin_ns = bounds.T
@@ -135,8 +132,11 @@ def pass_whole(checks: Sequence[RecordCheck], rows: Rows, counts: Sequence[int])
         suspects |= (rows["begin_ns"] > times) | (rows["begin_ns"] < lowest_begin_ns.repeat(counts))
     begins = np.cumsum(counts, dtype=np.int64) - np.array(counts)
     oldest_ns, latest_ns = np.minimum.reduceat(times, begins), np.maximum.reduceat(times, begins)
+    are_whole = latest_ns - before[time_column] <= pause_ns - TOLERANCE_NS
     newest_ns = np.maximum(newest_ns, latest_ns)
-    are_whole = (oldest_ns >= np.maximum(lowest_ns, 1)) & (latest_ns <= highest_ns) & (oldest_ns >= newest_ns - TOLERANCE_NS)
+    are_whole &= (
+        (oldest_ns >= np.maximum(lowest_ns, 1)) & (latest_ns <= highest_ns) & (oldest_ns >= newest_ns - TOLERANCE_NS)
+    )
     are_whole &= ~np.logical_or.reduceat(suspects, begins)
     for one, begin, count, newest, is_whole in zip(checks, begins, counts, newest_ns.tolist(), are_whole, strict=True):
         if is_whole:

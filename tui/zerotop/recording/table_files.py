@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ _MANY_TIMES, _LONG_ENOUGH_NS = 5, 10**9  # of records after a pause, for a table
 _MANY_ROWS = 10_000  # records that are not checked before they are needed,
 _TAIL_ROWS = 1024  # except for this many at the end
 _MANY_TABLES = 8  # tables with few new records each are checked together: so many tables,
-_FEW_ROWS = 256  # so few records
+_FEW_ROWS = 4096  # so few records: seconds of a node's GPUs
 
 
 class Source:
@@ -92,12 +92,20 @@ class Source:
 
     def refresh(self) -> bool:
         """Read the records added since the last call. Return whether there were any."""
+        viewed = self._view_file()
+        return viewed is not None and self._take_view(*viewed)
+
+    def _view_file(self) -> tuple[int, NDArray[np.uint8] | bytes] | None:
+        """Return how many records the file has, and its bytes; None if it cannot be read."""
         try:
             size, data = self._folder.view_segments(self._names, self.header_bytes, self._dtype.itemsize)
         except OSError as error:  # the folder may be gone; mapped records stay readable
             self.is_incomplete = isinstance(error, FileNotFoundError)
-            return False
-        count = max(0, size - self.header_bytes) // self._dtype.itemsize
+            return None
+        return max(0, size - self.header_bytes) // self._dtype.itemsize, data
+
+    def _take_view(self, count: int, data: NDArray[np.uint8] | bytes) -> bool:
+        """Take over what :meth:`_view_file` has returned. Return whether there are new records."""
         is_same = data is self._mapped_bytes
         if not is_same and self._is_merged and self._count:
             return False  # the sampler has merged old records; those that were read stay readable
@@ -105,15 +113,25 @@ class Source:
             self.is_cut |= is_same and count < self._count
             self.is_replaced |= not is_same and count < self._count
             return False
-        if not is_same:  # that of longer files or, if a file was replaced, of another one
-            room = (len(data) - self.header_bytes) // self._dtype.itemsize
-            self._mapped_bytes, self._mapped_rows = data, np.frombuffer(data, self._dtype, room, self.header_bytes)
-            self.is_replaced = False
+        if not is_same:
+            self._replace_bytes(data)
         self.waiting_records = self._count_late(count)
         is_new = count - self.waiting_records > self._count
         self._count, self._last_ns = count - self.waiting_records, None
         self.is_cut = self._last_checked != self._read_row(self._checked_count - 1)
         return is_new and not self.is_cut
+
+    def _replace_bytes(self, data: NDArray[np.uint8] | bytes) -> None:
+        """Use the bytes of longer files or, if a file was replaced, of another one."""
+        room = (len(data) - self.header_bytes) // self._dtype.itemsize
+        self._mapped_bytes, self._mapped_rows = data, np.frombuffer(data, self._dtype, room, self.header_bytes)
+        self.is_replaced = False
+
+    def _has_few_new(self, count: int, data: NDArray[np.uint8] | bytes) -> bool:
+        """Whether a view has a few new records of a table of which all others were checked and are whole."""
+        is_checked = self._checked_count == self._count > 0 and not self._damaged_count and not self.waiting_records
+        can_be_taken = data is self._mapped_bytes or not self._is_merged
+        return is_checked and can_be_taken and 0 < count - self._count <= _FEW_ROWS
 
     def admit_until(self, unix_ns: int) -> bool:
         """Use the waiting records up to a moment at which the recording is known to go on; return whether there were any."""
@@ -146,11 +164,11 @@ class Source:
         return 0
 
     def _read_row(self, place: int) -> bytes:
-        return self._read_bytes(place, place + 1) if place >= 0 else b""
+        return bytes(self._view_rows(self._mapped_bytes, place, place + 1)) if place >= 0 else b""
 
-    def _read_bytes(self, begin: int, end: int) -> bytes:
-        size = self._dtype.itemsize
-        return bytes(self._mapped_bytes[self.header_bytes + begin * size : self.header_bytes + end * size])
+    def _view_rows(self, data: NDArray[np.uint8] | bytes, begin: int, end: int) -> memoryview:
+        size, held = self._dtype.itemsize, cast("Any", data)
+        return memoryview(held)[self.header_bytes + begin * size : self.header_bytes + end * size]
 
     @property
     def array(self) -> NDArray[Any]:
@@ -173,11 +191,12 @@ class Source:
     def _fresh(self) -> NDArray[Any]:
         return self._mapped_rows[self._checked_count : self._count]
 
-    def _add_whole(self, last: bytes, last_ns: int) -> None:
-        if self._damaged_count:
-            self._add_checked(None)
-            return
-        self._checked_count, self._array, self._checked_times = self._count, self._mapped_rows[: self._count], None
+    def _add_whole(self, count: int, data: NDArray[np.uint8] | bytes, last: bytes, last_ns: int) -> None:
+        """Take over a view whose new records were checked; the last one and its time."""
+        if data is not self._mapped_bytes:
+            self._replace_bytes(data)
+        self._count = self._checked_count = count
+        self._array, self._checked_times = self._mapped_rows[:count], None
         self._last_checked, self._last_ns = last, last_ns
 
     def _add_checked(self, damaged: NDArray[np.bool_] | None) -> None:
@@ -296,6 +315,8 @@ class Source:
     @property
     def last_ns(self) -> int | None:
         """Unix time of the last record."""
+        if self._last_ns is not None and self._checked_count == self._count:
+            return self._last_ns + self.offset_ns
         if self._last_ns is None and self._count - self._checked_count > _MANY_ROWS:
             # Without reading all of them.
             time_ns = int(self._mapped_rows[self._count - 1][self._time_column])
@@ -307,23 +328,48 @@ class Source:
         return None if self._last_ns is None else self._last_ns + self.offset_ns
 
 
-def check_together(sources: Iterable[Source]) -> None:
-    """Check the new records of tables that have few of them each."""
-    by_dtype: dict[tuple[str, np.dtype[Any]], list[Source]] = {}
+_View = tuple[Source, int, NDArray[np.uint8] | bytes]  # a table, how many records it has now, and its bytes
+
+
+def refresh_together(sources: Iterable[Source]) -> list[Source]:
+    """Read the records added to tables since the last call; return the tables with new ones.
+
+    The few new records of many tables of one kind are checked as one array: one table after the other takes several times
+    as long.
+    """
+    grown: list[Source] = []
+    by_dtype: dict[tuple[str, np.dtype[Any]], list[_View]] = {}
     for source in sources:
-        if 0 < source._checked_count < source._count <= source._checked_count + _FEW_ROWS:
-            by_dtype.setdefault((source.table, source._dtype), []).append(source)
-    for (_, dtype), some in by_dtype.items():
-        if len(some) < _MANY_TABLES:
-            continue
-        fresh = [source._read_bytes(source._checked_count, source._count) for source in some]
-        rows = np.frombuffer(b"".join(fresh), dtype)
-        counts = [len(data) // dtype.itemsize for data in fresh]
-        last_ns = rows[some[0]._time_column][np.cumsum(counts) - 1].tolist()
-        are_whole = pass_whole([one._check for one in some], rows, counts)
-        for source, data, time_ns, is_whole in zip(some, fresh, last_ns, are_whole, strict=True):
-            if is_whole:
-                source._add_whole(data[-dtype.itemsize :], time_ns)
+        viewed = source._view_file()
+        if viewed is not None and source._has_few_new(*viewed):
+            by_dtype.setdefault((source.table, source._dtype), []).append((source, *viewed))
+        elif viewed is not None and source._take_view(*viewed):
+            grown.append(source)
+    for (_, dtype), views in by_dtype.items():
+        are_whole = _take_whole(views, dtype) if len(views) >= _MANY_TABLES else [False] * len(views)
+        for (source, count, data), is_whole in zip(views, are_whole, strict=True):
+            if is_whole or source._take_view(count, data):
+                grown.append(source)
+    return grown
+
+
+def _take_whole(views: Sequence[_View], dtype: np.dtype[Any]) -> list[bool]:
+    """Take over the new records of tables of one kind where they are certainly whole; return where they are."""
+    sources = [source for source, _, _ in views]
+    before = b"".join([source._last_checked for source in sources])
+    if before != b"".join([source._view_rows(data, source._count - 1, source._count) for source, _, data in views]):
+        return [False] * len(views)
+    rows = np.frombuffer(b"".join([source._view_rows(data, source._count, count) for source, count, data in views]), dtype)
+    counts = [count - source._count for source, count, _ in views]
+    checks = [source._check for source in sources]
+    are_whole = pass_whole(checks, np.frombuffer(before, dtype), rows, counts, LONG_PAUSE_NS)
+    lasts = rows[np.cumsum(counts) - 1]
+    last_times, last_bytes = lasts[sources[0]._time_column].tolist(), lasts.tobytes()
+    ends = range(dtype.itemsize, len(last_bytes) + 1, dtype.itemsize)
+    for (source, count, data), is_whole, end, last_ns in zip(views, are_whole, ends, last_times, strict=True):
+        if is_whole:
+            source._add_whole(count, data, last_bytes[end - dtype.itemsize : end], last_ns)
+    return are_whole
 
 
 def _build_dtype(header: dict[str, Any], name: str) -> np.dtype[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -80,18 +81,23 @@ class ValueLimits:
             _find_lone_steps(rows, before, impossible)
         return impossible
 
-    def find_suspects(self, rows: Rows, before: Rows) -> Mask | None:
-        """Return which records of any files may have an impossible value, all others are possible; None if any may.
+    def find_suspects(self, rows: Rows, before: Rows, counts: Sequence[int]) -> Mask:
+        """Return which records of several files may have an impossible value; all others are possible.
 
-        ``before``: for each record, one record from before it in its file.
+        ``rows``: ``counts`` records of each file; ``before``: the record before them in each file.
         """
-        if not self._fastest.keys().isdisjoint(_COUNTERS):
-            return None
         suspects = self._find_outside(rows, _combine_bits(rows))
+        begins = np.cumsum(counts) - counts
         for name in self._fastest.keys() & set(rows.dtype.names or ()):
-            suspects |= rows[name] > self._fastest[name] * _SLACK_S
+            values = rows[name]
+            if name in _COUNTERS:
+                earlier = np.append(values[:1], values[:-1])
+                earlier[begins] = before[name]
+                suspects |= values < earlier
+                values = values - earlier
+            suspects |= values > self._fastest[name] * _SLACK_S
         if self._has_steps:
-            suspects |= np.abs(rows["step"].astype(np.int64) - before["step"]) > _LONE_STEPS
+            suspects |= np.abs(rows["step"].astype(np.int64) - before["step"].repeat(counts)) > _LONE_STEPS
         return suspects
 
     def _find_outside(self, rows: Rows, combined: dict[str, Any]) -> Mask:

@@ -34,6 +34,8 @@ _RETRY_S = 0.5
 # collector is slow, few of them leave an error of tens of milliseconds for the whole recording.
 _ROUND_TRIPS, _MOST_ROUND_TRIPS = 8, 64
 _GOOD_ERROR_NS = 300_000
+# While many nodes begin at once none is good for seconds: as many again are spread out until one will do.
+_USABLE_ERROR_NS, _BUSY_PAUSE_S = 1_000_000, 0.1
 # How often to look whether the job has ended.
 _LOOK_S = 1.0
 PATIENCE_S = 30.0
@@ -164,15 +166,19 @@ class Forwarder:
 
     async def _align_clock(self, link: Link) -> Alignment | None:
         """Return the collector's time by the shortest of some round trips."""
-        found: list[Alignment] = []
-        for count in range(_MOST_ROUND_TRIPS):
-            if count >= _ROUND_TRIPS and min((one.error_ns for one in found), default=0) <= _GOOD_ERROR_NS:
+        best: Alignment | None = None
+        for count in range(2 * _MOST_ROUND_TRIPS):
+            good_ns = _GOOD_ERROR_NS if count < _MOST_ROUND_TRIPS else _USABLE_ERROR_NS
+            if count >= _ROUND_TRIPS and (best is None or best.error_ns <= good_ns):
                 break
+            if count >= _MOST_ROUND_TRIPS:
+                await asyncio.sleep(_BUSY_PAUSE_S)
             asked_ns = time.monotonic_ns()
             answer = await self._ask(link, {"kind": messages.PING})
             if isinstance(unix_ns := answer.get("unix_ns"), int):
-                found.append(Alignment.from_round_trip(asked_ns, time.monotonic_ns(), unix_ns))
-        return min(found, key=lambda one: one.error_ns, default=None)
+                trip = Alignment.from_round_trip(asked_ns, time.monotonic_ns(), unix_ns)
+                best = trip if best is None or trip.error_ns < best.error_ns else best
+        return best
 
     async def _compare_files(self, link: Link, listed: list[tuple[str, int, str]]) -> None:
         """Begin with what the collector has; it hears from us while we hash our files."""
