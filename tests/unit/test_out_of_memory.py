@@ -17,6 +17,8 @@ from zerotop.analysis.failures.oom_reasons import choose_verdict
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.memory.allocator_settings import parse_settings
+from zerotop.analysis.reports.verdict import describe_memory
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.events import EngineFacts
 from zerotop_probe.recording.tables import PHASE_CODE
@@ -276,6 +278,19 @@ def test_a_request_that_is_larger_than_the_gpu_needs_no_setting() -> None:
     case = make_case(requested_bytes=gib_to_bytes(211), limit_bytes=gib_to_bytes(140), free_bytes=gib_to_bytes(134))
     assert "larger than the GPU" in choose_verdict(case).advice
     assert "larger" not in choose_verdict(make_case(requested_bytes=gib_to_bytes(139), limit_bytes=gib_to_bytes(140))).advice
+
+
+def test_a_peak_is_compared_with_what_the_process_may_use(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    limited, free = (
+        record_failure(tmp_path / name, limit_bytes=gib_to_bytes(size)).open_recording()
+        for name, size in (("a", 60), ("b", 80))
+    )
+    (text,) = describe_memory(RecordingSource(limited).view_at(None))
+    assert "of 60.00 GiB that it may use" in text
+    (text,) = describe_memory(RecordingSource(free).view_at(None))
+    assert "may use" not in text
 
 
 def test_whether_the_rank_survived_is_known_later(tmp_path: Path) -> None:

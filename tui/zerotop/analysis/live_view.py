@@ -89,6 +89,8 @@ class Gpu:
     """The last record of GPUS by column; NaN where the recording has no such column."""
     ranks: tuple[int, ...] = ()
     """Ranks with an allocator on it."""
+    allowed_bytes: int | None = None
+    """What PyTorch may reserve, known from a failure, where its one rank is limited to a fraction."""
 
     @property
     def utilization_percent(self) -> float:

@@ -132,11 +132,10 @@ def describe_memory(view: LiveView, units: formatting.ByteUnits = formatting.BIN
     if known:
         gpu = max(known, key=lambda gpu: gpu.reserved_peak_bytes or 0)
         peak = gpu.reserved_peak_bytes or 0
-        share = (
-            f" of {formatting.format_bytes(gpu.total_bytes, units)} ({formatting.format_percent(peak / gpu.total_bytes)})"
-            if gpu.total_bytes
-            else ""
-        )
+        share, total = "", gpu.allowed_bytes or gpu.total_bytes
+        if total:
+            which_total = " that it may use" if gpu.allowed_bytes else ""
+            share = f" of {formatting.format_bytes(total, units)}{which_total} ({formatting.format_percent(peak / total)})"
         which = f" on GPU {gpu.index}" if len(view.gpus) > 1 else ""
         yield f"GPU memory peaked at {formatting.format_bytes(peak, units)}{share} reserved{which}."
     elif view.ranks:

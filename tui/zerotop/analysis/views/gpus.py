@@ -16,6 +16,7 @@ from zerotop.recording.moments.process_exits import read_exits
 from zerotop_probe.recording.events import OutOfMemory
 from zerotop_probe.recording.tables import FRESH_NS, GPUS, UNKNOWN
 
+_LIMITED_SHARE = 0.97  # CUDA's capacity is a little less than NVML's
 _RATE_NS = 1_000_000_000
 _NO_SAMPLE = {field.name: math.nan for field in GPUS.fields}
 _PEAK_COLUMNS = ("allocated_peak_bytes", "reserved_peak_bytes")
@@ -73,7 +74,15 @@ def _build_gpu(
         pcie_tx_bytes_per_s=rates[0],
         pcie_rx_bytes_per_s=rates[1],
         sample=_NO_SAMPLE | row,
+        allowed_bytes=_find_allowed(at, gpu_key, int(row["total_bytes"])) if len(ranks) == 1 else None,
     )
+
+
+def _find_allowed(at: At, gpu_key: GpuKey, total_bytes: int) -> int | None:
+    """Return the limit of the process that failed last on a GPU, if it is less than the device."""
+    processes = {identify_process(source) for source, key in locate_allocators(at).items() if key == gpu_key}
+    limits = (event.limit_bytes for one in processes for event in at.process_events(OutOfMemory, one))
+    return next((limit for limit in limits if limit is not None and limit < _LIMITED_SHARE * total_bytes), None)
 
 
 def _sum_allocators(at: At) -> dict[GpuKey, dict[str, int]]:

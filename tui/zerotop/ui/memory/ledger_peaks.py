@@ -9,10 +9,10 @@ from zerotop.analysis.memory.allocator_health import AllocatorHealth
 from zerotop.analysis.memory.phase_peaks import BEFORE, PhasePeak
 from zerotop.analysis.views.memory_view import MemoryView
 from zerotop.ui.charts.bars import draw_stacked_bar
-from zerotop.ui.drawing.formatting import SizeUnit, choose_size_unit, format_share
+from zerotop.ui.drawing.formatting import SizeUnit, choose_size_unit
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
-from zerotop.ui.drawing.rows import Row, choose_items, fit_height, fit_row, join_rows
+from zerotop.ui.drawing.rows import Row, choose_items, fit_height, fit_row, join_rows, row_width
 from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
 
@@ -78,15 +78,17 @@ def draw_health(view: MemoryView, width: int, glyphs: Glyphs) -> Row:
         peak = health.at_peak
         unit = choose_size_unit(peak.reserved_bytes)
         reserved, unused = (unit.format_bytes(size).strip() for size in (peak.reserved_bytes, peak.unallocated_bytes))
-        share = format_share(peak.unallocated_share)
-        text = f"{peak.title}: {reserved} {unit.name}, {unused} unused ({share})"
+        text = f"{peak.title}: {reserved} {unit.name}, {unused} unused"
         items.append((7, ((text, "text"),)))
-    split = choose_size_unit(health.inactive_split_bytes)
-    items.append((5, ((f"{split.format_bytes(health.inactive_split_bytes).strip()} {split.name} in split blocks", "text"),)))
+    if health.inactive_split_bytes:
+        split = choose_size_unit(health.inactive_split_bytes)
+        size = f"{split.format_bytes(health.inactive_split_bytes).strip()} {split.name}"
+        items.append((5, ((f"{size} in split blocks", "text"),)))
     if health.segments is not None:
         items.append((4, ((format_count(health.segments, "segment"), "text"),)))
     items.append((6, ((sanitize(_describe_settings(health), glyphs), "muted"),)))
-    row = join_rows(choose_items(items, width - 11, gap=3), gap=3)
+    fitting = [item for item in items if row_width(item[1]) <= width - 11]
+    row = join_rows(choose_items(fitting, width - 11, gap=3), gap=3)
     return fit_row((("allocator  ", "label"), *row), width, glyphs)
 
 
