@@ -114,7 +114,8 @@ def test_lightning(tmp_path: Path) -> None:
         ends = steps["end_ns"][steps["flags"] & BOUNDARY > 0]
         assert set(np.searchsorted(ends, rates["time_ns"]).tolist()) == {0, 1, 2, 3}  # each is of the step that follows
         own_rates = logged[logged["known"] & OPTIMIZER_RATE > 0]
-        assert own_rates["learning_rate"].tolist() == pytest.approx([1e-3])  # recorded where it changes
+        assert set(own_rates["learning_rate"].tolist()) <= {1e-3}  # read now and then: such a short job may have none
+        assert len(own_rates) <= 1
         assert len(losses) + len(rates) + len(own_rates) == len(logged)
         assert rank.select_phases("checkpoint_save")["step"].tolist() == [4]
         assert np.all(rank.spans["flags"] & FAILED == 0)
