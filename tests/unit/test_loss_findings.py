@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from zerotop.analysis.reports.export_tables import build_frames
 from zerotop.analysis.steps.logged_values import LoggedSeries, find_steps
 from zerotop.recording.samples import Floats, Ints, Rows
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
-from zerotop_probe.recording.tables import BOUNDARY, LOGGED, LOGGED_BITS, SKIPPED, SPANS
+from zerotop_probe.recording.tables import BOUNDARY, LOGGED, LOGGED_BITS, OPTIMIZER_RATE, SKIPPED, SPANS
 
 STEP_S = 0.5
 
@@ -29,10 +29,13 @@ def find_loss(
     every: int = 1,
     tokens: Sequence[int] = (),
     skipped: Sequence[int] = (),
-    rates: Sequence[float] = (),
+    rates: Sequence[float] | Mapping[int, float] = (),
     norms: Sequence[float] = (),
 ) -> tuple[Finding, ...]:
-    """Return the findings about losses that were logged after every so many steps, of 512 tokens each or of others."""
+    """Return the findings about losses that were logged after every so many steps, of 512 tokens each or of others.
+
+    ``rates``: as a library logs them; or as the optimizer has them, by step, where the library always logs 1e-4.
+    """
     spans, logged = [], []
     for step in range(every * len(losses) + 1):
         size = tokens[step] if tokens and step < len(tokens) else 512
@@ -44,11 +47,15 @@ def find_loss(
         if step % every == every - 1 and step // every < len(losses):
             values = {"loss": losses[step // every]}
             if rates:
-                values["learning_rate"] = rates[step // every]
+                values["learning_rate"] = 1e-4 if isinstance(rates, Mapping) else rates[step // every]
             if norms:
                 values["grad_norm"] = norms[step // every]
             known = sum(LOGGED_BITS[name] for name in values)
             logged.append(make_record(LOGGED, time_ns=int((at + 0.46) * 1e9), known=known, **values))
+    for step, rate in rates.items() if isinstance(rates, Mapping) else ():
+        known, time_ns = LOGGED_BITS["learning_rate"] | OPTIMIZER_RATE, int((step * STEP_S + 0.47) * 1e9)
+        logged.append(make_record(LOGGED, time_ns=time_ns, known=known, learning_rate=rate))
+    logged.sort()
     write_table(folder, SPANS, make_identity(0), *spans).close()
     write_table(folder, LOGGED, make_identity(0), *logged).close()
     recording = read_recording(folder)
@@ -243,3 +250,18 @@ def test_a_jump_of_a_loss_that_falls_fast(tmp_path: Path) -> None:
     losses[60:] = [50.0] * 20
     (found,) = find_loss(tmp_path, losses)
     assert (found.name, found.step) == ("loss_jumped", 60)
+
+
+def test_a_rate_that_the_script_sets_in_the_optimizer_is_told_where_a_library_logs_another(tmp_path: Path) -> None:
+    """It is seen a little later than the loss that it makes infinite."""
+    losses = [*make_decay(40), *[math.nan] * 20]
+    found = find_loss(tmp_path, losses, rates={0: 1e-4, 30: 1e-4, 41: 2.0})
+    broken = next(one for one in found if one.severity.value == "error")
+    assert "the learning rate rose from 0.0001 to 2" in broken.details
+    assert broken.advice.startswith("Lower the learning rate")
+
+
+def test_a_rate_that_falls_is_no_cause(tmp_path: Path) -> None:
+    losses = [*make_decay(40), *[math.nan] * 20]
+    found = find_loss(tmp_path, losses, rates={0: 1e-3, 20: 1e-4, 41: 1e-5})
+    assert all("learning rate rose" not in one.details for one in found)

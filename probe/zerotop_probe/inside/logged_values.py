@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from zerotop_probe.inside.guard import CostMeter, Guard
 from zerotop_probe.recording.logged_names import find_column
 from zerotop_probe.recording.rings.ring_files import RankFiles, TableWriter
-from zerotop_probe.recording.tables import LOGGED, LOGGED_BITS
+from zerotop_probe.recording.tables import LOGGED, LOGGED_BITS, OPTIMIZER_RATE
 
 _MODE_COUNTS = ("_len_torch_dispatch_stack", "_len_torch_function_stack")
 
@@ -72,6 +72,32 @@ class EngineValues:
         if known != self._last:
             self._last = known
             self._logged.write(time_ns, known)
+
+
+class OptimizerRate:
+    """Records the learning rate in a loop's optimizer, at some steps: a :class:`.recorder.StepFollower`."""
+
+    def __init__(self, list_optimizers: Callable[[], Mapping[int, Any]], logged: LoggedValues, meter: CostMeter) -> None:
+        """``list_optimizers``: returns those that are alive, by number; the first of them counts."""
+        self._list_optimizers = list_optimizers
+        self._logged = logged
+        self._guard = Guard("learning rate", meter)
+        self._last: float | None = None
+
+    def is_due(self, time_ns: int) -> bool:
+        """Whether it is on."""
+        return self._guard.is_on
+
+    def end_step(self, time_ns: int, step: int) -> None:
+        """Record the rate if it has changed."""
+        self._guard.run(self._record_change, time_ns)
+
+    def _record_change(self, time_ns: int) -> None:
+        optimizer = next(iter(self._list_optimizers().values()), None)
+        rate = read_number(optimizer.param_groups[0].get("lr")) if optimizer is not None else None
+        if rate is not None and rate != self._last:
+            self._last = rate
+            self._logged.write(time_ns, {"learning_rate": rate}, OPTIMIZER_RATE)
 
 
 def read_number(value: Any) -> float | None:

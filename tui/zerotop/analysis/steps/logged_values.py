@@ -24,7 +24,7 @@ from zerotop.recording.output.transcript import read_updates
 from zerotop.recording.reader import Recording, Source
 from zerotop.recording.samples import Floats, Ints, Rows
 from zerotop_probe.recording.logged_names import find_column
-from zerotop_probe.recording.tables import ENGINE_LOSS, LOGGED, LOGGED_BITS, OF_NEXT_STEP, STREAMS, UNKNOWN
+from zerotop_probe.recording.tables import ENGINE_LOSS, LOGGED, LOGGED_BITS, OF_NEXT_STEP, OPTIMIZER_RATE, STREAMS, UNKNOWN
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?))(?![\w.]*\w)"
 _DICT = re.compile(r"\{[^{}]*loss[^{}]*\}", re.IGNORECASE)
@@ -168,8 +168,8 @@ class LoggedReader:
             engine, printed = self._read_recorded(ENGINE_LOSS), self._read_printed()
             if len(engine.get("loss", NO_VALUES).times) > len(printed.get("loss", NO_VALUES).times):
                 printed = printed | engine
-            # By name: an engine records its learning rate alone.
-            self._series = engine | printed | self._read_recorded(0)
+            # By name: an engine records its learning rate alone. What an optimizer has is what it uses.
+            self._series = engine | printed | self._read_recorded(0) | self._read_recorded(OPTIMIZER_RATE)
         return self._series
 
     def _read_recorded(self, mark: int) -> dict[str, LoggedSeries]:
@@ -213,8 +213,9 @@ def _spread_times(times: Ints, last_ns: int) -> Ints:
 
 
 def _read_table(source: Source, name: str, mark: int) -> LoggedSeries:
-    """Return a name's values that have this mark, ENGINE_LOSS or 0."""
-    rows: Rows = source.array[(source.array["known"] & (LOGGED_BITS[name] | ENGINE_LOSS)) == LOGGED_BITS[name] | mark]
+    """Return a name's values that have this mark, ENGINE_LOSS, OPTIMIZER_RATE or 0."""
+    bits = LOGGED_BITS[name] | ENGINE_LOSS | OPTIMIZER_RATE
+    rows: Rows = source.array[(source.array["known"] & bits) == LOGGED_BITS[name] | mark]
     are_next = (rows["known"] & OF_NEXT_STEP) > 0
     return LoggedSeries(source.unix_times(rows), rows[name].astype(np.float64), np.full(len(rows), UNKNOWN), are_next)
 

@@ -11,6 +11,7 @@ from zerotop_probe.inside.facts.loop_facts import find_device, record_loop, reco
 from zerotop_probe.inside.guard import AfterHook, BeforeHook, Guard, now
 from zerotop_probe.inside.hooks.loops.root_finder import RootFinder
 from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
+from zerotop_probe.inside.logged_values import OptimizerRate
 from zerotop_probe.inside.probe import Probe, find_ordinal
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.span import Span
@@ -131,6 +132,8 @@ class Loop(TrainingHooks):
         self._guard.run_once(self._watch_device)
         if planned and recorder is not None:
             recorder.write_event(now(), events.TotalSteps, steps=planned, source="trainer")
+        if recorder is not None and self.probe.is_first_rank:
+            recorder.followers.append(OptimizerRate(self.list_optimizers, recorder.logged, self.probe.meter))
         return True
 
     def _watch_device(self) -> None:

@@ -36,6 +36,7 @@ _BATCH_FACTOR, _RATE_FACTOR, _NORM_FACTOR = 1.1, 1.5, 5.0
 _RATE_VALUES = 5
 # Logged values before that are the usual ones.
 _USUAL_VALUES = 20
+_RATE_ROSE = "the learning rate rose"
 _PHASES = {"eval": "an evaluation", "checkpoint_save": "saving a checkpoint", "checkpoint_load": "loading a checkpoint"}
 
 
@@ -45,7 +46,12 @@ def describe_before(
     """Return in a sentence what came before a loss of ``step`` that was logged at ``time_ns``; None if nothing is known."""
     rows = group.lead.steps_until(known_ns)
     near = rows[(rows["step"] >= step - _STEPS_BEFORE) & (rows["step"] <= step)] if step is not None else rows[:0]
-    found = [*_find_skipped(near), *_find_batch(rows, near), *_find_rate(logged, time_ns), *_find_norm(logged, time_ns)]
+    found = [
+        *_find_skipped(near),
+        *_find_batch(rows, near),
+        *_find_rate(logged, time_ns, known_ns),
+        *_find_norm(logged, time_ns),
+    ]
     if len(near):
         begin_ns, end_ns = int(near["begin_unix_ns"][0]), int(near["end_unix_ns"][-1])
         found += _find_phases(group, begin_ns, end_ns)
@@ -77,13 +83,16 @@ def _find_batch(rows: Rows, near: Rows) -> Iterator[str]:
             return
 
 
-def _find_rate(logged: dict[str, LoggedSeries], time_ns: int) -> Iterator[str]:
+def _find_rate(logged: dict[str, LoggedSeries], time_ns: int, known_ns: int) -> Iterator[str]:
+    times = logged.get("learning_rate", NO_VALUES).times
+    # That of an optimizer is read now and then: the next one may have been in use already.
+    time_ns = next((later for later in times.tolist() if time_ns < later <= known_ns), time_ns)
     before, now = _split_usual(logged, "learning_rate", time_ns)
     values = np.append(before, now)
     for index in range(len(values) - 1, max(0, len(values) - 1 - _RATE_VALUES), -1):
         low, high = float(values[index - 1]), float(values[index])
         if low > 0 and max(low * _RATE_FACTOR, float(values[:index].max())) < high <= now:
-            yield f"the learning rate rose from {low:.3g} to {high:.3g}"
+            yield f"{_RATE_ROSE} from {low:.3g} to {high:.3g}"
             return
 
 
@@ -148,6 +157,7 @@ _LOOK = (
     "Find the operation that makes it: usual causes are a learning rate that is too high, a division by zero or a logarithm"
     " of zero in the loss, and a batch without labels."
 )
+_LOOK_AT_RATE = "Lower the learning rate, and go back to a checkpoint before it rose."
 # Finite values that show the usual level, and the last ones that show how it wanders.
 _LEAST_BEFORE, _MOST_BEFORE = 10, 30
 # Values that all have to be higher: fewer are a spike.
@@ -312,6 +322,8 @@ class _LossSearch:
     ) -> Finding:
         time_ns, step = int(self._times[first]), self._steps[first]
         before = describe_before(self._group, step, time_ns, self._logged, known_ns)
+        if before is not None and _RATE_ROSE in before:
+            values["look"] = _LOOK_AT_RATE
         return kind.at(self._group, time_ns, known_ns, evidence, step=step, before=before, **values)
 
 
