@@ -70,7 +70,7 @@ def draw_health(view: MemoryView, width: int, glyphs: Glyphs) -> Row:
         return fit_row((), width, glyphs)
     health = view.health
     items: list[tuple[int, Row]] = [
-        (9 if health.retries else 3, ((format_count(health.retries, "cache flush"), "warn" if health.retries else "text"),))
+        (9 if health.retries else 6, ((format_count(health.retries, "cache flush"), "warn" if health.retries else "text"),))
     ]
     if health.ooms:
         items.append((9, ((f"{health.ooms} out of memory", "alert"),)))
