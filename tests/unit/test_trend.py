@@ -47,6 +47,13 @@ def test_a_long_rise_is_repeated_seldom() -> None:
     assert all(later >= 1.5 * before for before, later in pairwise(highs))
 
 
+def test_a_rise_that_goes_on_need_not_be_even() -> None:
+    """It gains more and more speed, and is level in the end."""
+    growth = np.concatenate([np.full(100, 0.02), 0.02 * np.exp(0.015 * np.arange(200)), np.zeros(100)])
+    highs = [rise.high for rise in TrendFinder(4, 0.8).find_rises(1 + np.cumsum(growth), 0, share=0.5, least=1.5)]
+    assert highs[-1] > 20
+
+
 def test_unknown_values_are_no_rise() -> None:
     values = make_series(400, 0.01, 0.0)
     values[::7] = -1

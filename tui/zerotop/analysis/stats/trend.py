@@ -19,7 +19,7 @@ from zerotop.analysis.stats.change_points import Values
 TREND_BLOCK = 8
 # The rise is at least this many median differences of neighbouring blocks (6 are 4 standard deviations).
 TREND_SPREADS = 6.0
-# A rise that continues is reported again when it is higher by this factor.
+# A rise that continues, however unevenly, is reported again when it is higher by this factor.
 TREND_REPEAT_FACTOR = 1.5
 # The number of neighbouring blocks that show the noise.
 _NOISE_BLOCKS = 64
@@ -89,6 +89,7 @@ class TrendFinder:
 
     def _find_rise(self, share: float, least: float) -> Rise | None:
         """The rise that ends with the last block, of the smallest block size that shows one."""
+        goes_on = self._reported_high > -math.inf
         for size, blocks in enumerate(self._blocks_by_size):
             if self._block_count % (1 << size) or len(blocks) < self._rise_blocks:
                 break
@@ -97,7 +98,7 @@ class TrendFinder:
             if not high - low >= max(share * low, least) or high < TREND_REPEAT_FACTOR * self._reported_high:
                 continue
             steps = np.diff(blocks[-self._rise_blocks :])
-            if not steps.min() >= self._evenness * (high - low):
+            if not (steps.min() > 0 if goes_on else steps.min() >= self._evenness * (high - low)):
                 continue
             # Larger blocks have less noise.
             if high - low >= TREND_SPREADS * self._measure_spread() / math.sqrt(1 << size):

@@ -38,14 +38,25 @@ _SAMPLED_NS = 2_000_000_000
 _new_trend_finder = partial(TrendFinder, _BLOCKS, _EVENNESS)
 
 
-@in_each_attempt()
+@in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
-    """Report the first rise of each attempt; other ranks read the same way."""
+    """Report the rise of the first rank's workers that shows one, and again as it goes on; other ranks read the same way."""
+    told = {rank for one in window.subject.findings if one.name == _KIND.name for rank in one.ranks}
     for process in window.subject.processes:
+        if told - {process.rank}:
+            continue
         values = StepValues(process.steps, partial(_read_workers, process))
         finder = window.keep(_new_trend_finder, process)
-        for rise in finder.find_rises(values, SETTLED_STEPS, share=_LEAST_SHARE, least=_LEAST_BYTES):
+        rises = finder.find_rises(values, SETTLED_STEPS, share=_LEAST_SHARE, least=_LEAST_BYTES)
+        for rise in window.extend(partial(_follow, rises), 0, process):
+            told.add(process.rank)
             yield _build_finding(window.subject, process, rise)
+
+
+def _follow(rises: Iterator[Rise], last: Rise | None) -> Rise | None:
+    """Return the next of the rises, from where it began."""
+    rise = next(rises, None)
+    return rise._replace(begin=last.begin, low=last.low) if rise is not None and last is not None else rise
 
 
 def _read_workers(process: Process, steps: Rows) -> Ints:
