@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memory_recording import HELD_LIST, OOM, PlantedRecording, gib_to_bytes, make_reading, record_leak
+from memory_recording import GIB, HELD_LIST, OOM, PlantedRecording, gib_to_bytes, make_reading, record_leak
 from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.findings import detect_findings
@@ -117,6 +117,13 @@ def test_a_leak_grows_in_several_rises(held: list[float], leaked: float | None, 
     (source,) = recording.open_recording().at(BEGIN_NS + 60 * S).sources["allocator"]
     leak = find_leak(source, BEGIN_NS + 60 * S)
     assert (leak and leak.bytes) == (None if leaked is None else gib_to_bytes(leaked))
+
+
+@pytest.mark.parametrize(("bytes_per_step", "count"), [(512, 0), (32 << 20, 1)])
+def test_a_jump_among_tiny_rises_is_no_leak(bytes_per_step: int, count: int, tmp_path: Path) -> None:
+    sizes = [4 + bytes_per_step / GIB * step + 0.3 * (step >= 20) for step in range(40)]
+    found = detect_findings(record_leak(tmp_path, held=None, sizes=sizes), BEGIN_NS + 60 * S)
+    assert [one.name for one in found].count("memory_creep") == count
 
 
 @pytest.mark.parametrize(

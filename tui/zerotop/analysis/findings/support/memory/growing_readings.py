@@ -73,7 +73,12 @@ class GrowthStretch(NamedTuple):
         rises = int(np.count_nonzero(np.diff(self.held)))
         is_sparse = rises == len(self.rows) and int(self.rows["step"][-1]) - self.before_step >= _SPARSE_SPAN
         is_enough = rises >= (_EVEN_RISES if is_sparse else CREEP_STEPS)
-        return is_enough and bool(self.held[-1] - self.held[0] >= CREEP_BYTES) and self.keeps_pace
+        return is_enough and self._measure_growth() >= CREEP_BYTES and self.keeps_pace
+
+    def _measure_growth(self) -> int:
+        """Return by how many bytes memory grew in all, without one rise that is most of it: that is no leak."""
+        grown, largest = int(self.held[-1] - self.held[0]), int(np.diff(self.held).max())
+        return grown - largest if 2 * largest > grown else grown
 
     @property
     def keeps_pace(self) -> bool:
