@@ -63,8 +63,11 @@ def test_retries_are_reported_at_each_tenfold(tmp_path: Path) -> None:
     ]
 
 
-def test_lowered_clocks_are_the_cause(tmp_path: Path) -> None:
-    """The staged sleep of gpu-slow, with a GPU that says it is too hot while it lasts."""
+@pytest.mark.parametrize(
+    ("bits", "lowered", "text"), [(0x40, 0.3, "slowed its clocks down"), (0x40, 0.97, ""), (0x04, 0.97, "")]
+)
+def test_lowered_clocks_are_the_cause(bits: int, lowered: float, text: str, tmp_path: Path) -> None:
+    """The staged sleep of gpu-slow, with a GPU that says it is too hot, or at its power limit, while it lasts."""
     folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
     recording = Recording.open(folder)
     (shift,) = find_named(folder, "iteration_shift")
@@ -72,11 +75,14 @@ def test_lowered_clocks_are_the_cause(tmp_path: Path) -> None:
     since_ns = shift.begin_ns - gpus.offset_ns
 
     def throttle_later(rows: Rows) -> None:
-        rows["throttle_reasons"] = np.where(rows["time_ns"] > since_ns, 0x40, 0)
+        is_later = rows["time_ns"] > since_ns
+        rows["throttle_reasons"] = np.where(is_later, bits, 0)
+        rows["sm_clock_mhz"] = np.where(is_later, lowered * 1980, 1980)
 
     change_table(folder, "gpus", throttle_later)
     (shift,) = find_named(folder, "iteration_shift")
-    assert "the GPU slowed its clocks down in 100 % of samples" in shift.details
+    assert ("of samples (SM clock" in shift.details) is (text != "")
+    assert text in shift.details
 
 
 def test_the_garbage_collector_is_the_cause(tmp_path: Path) -> None:

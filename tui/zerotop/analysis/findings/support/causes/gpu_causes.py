@@ -8,12 +8,15 @@ from zerotop.analysis.findings.support.causes.step_change import Advice, Cause, 
 from zerotop.analysis.findings.support.evidence import Process, Samples
 from zerotop.analysis.findings.support.thresholds import COMPUTING_PERCENT, FEW_SHARE, MOST_SHARE, OTHERS_BYTES, SLOWED_MASK
 from zerotop.analysis.formatting import format_percent
+from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.recording.samples import read_column
 from zerotop_probe.recording import events
 
 _POWER_CAP = 0x04
 # A smaller drop of the clock is usual variation.
 _CLOCK_SHARE = 0.05
+# The share of a slowdown that a clock must explain: kernels take longer by as much as it falls, at most.
+_EXPLAINED_SHARE = 0.5
 # How long a finding waits for a sample of the processes' GPU use (ns), which is taken once a second.
 _SAMPLED_NS = 1_000_000_000
 USE_NS = 2 * _SAMPLED_NS + 200_000_000
@@ -28,7 +31,7 @@ _COMPUTES = "See whose it is, and keep one of the jobs off with CUDA_VISIBLE_DEV
 
 def check_clocks(change: StepChange) -> Cause | None:
     samples = change.read_samples(change.process.gpu_samples)
-    if samples is None:
+    if samples is None or not _explains_change(change, *_read_clocks(*samples)):
         return None
     reasons = [part.rows["throttle_reasons"] for part in samples]
     for bits, name in ((SLOWED_MASK, "the GPU slowed its clocks down"), (_POWER_CAP, "the GPU reached its power limit")):
@@ -45,11 +48,22 @@ def check_slower_clock(change: StepChange) -> Cause | None:
     samples = change.read_samples(change.process.gpu_samples)
     if samples is None:
         return None
-    before, after = (float(np.median(part.rows["sm_clock_mhz"])) for part in samples)
+    before, after = _read_clocks(*samples)
     # An unknown clock is NaN, which compares false.
-    if not after < (1 - _CLOCK_SHARE) * before:
+    if not after < (1 - _CLOCK_SHARE) * before or not _explains_change(change, before, after):
         return None
     return Cause(f"the SM clock fell from {before:.0f} to {after:.0f} MHz", *_CLOCK, 0.7)
+
+
+def _read_clocks(before: Samples, after: Samples) -> tuple[float, float]:
+    first, last = (float(np.median(part.rows["sm_clock_mhz"])) for part in (before, after))
+    return first, last
+
+
+def _explains_change(change: StepChange, before_mhz: float, after_mhz: float) -> bool:
+    """Whether the clock fell far enough for the slowdown; true where a clock is unknown."""
+    slower = change.added_s / compute_known_median(change.before["iteration_s"])
+    return not before_mhz / after_mhz - 1 < _EXPLAINED_SHARE * slower
 
 
 def awaits_use(change: StepChange) -> bool:
