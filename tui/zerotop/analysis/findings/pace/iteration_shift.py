@@ -290,7 +290,10 @@ def _report(window: SearchWindow[Group], changes: _Changes, shift: PaceShift, fo
             return
     shift = _explain_by_training(shift, found.known_ns)
     whole = measure_whole(shift, changes.list_others(found.known_ns), found.known_ns)
-    if _has_passed(shift, found.known_ns) or (shift.is_worse and whole.cost < _LEAST_COST):
+    is_unknown = shift.cause is None and not _is_line_named(shift, found.line)
+    if _has_passed(shift, found.known_ns) or (is_unknown and _may_be_warm_up(shift)) or _is_moment(shift):
+        return
+    if shift.is_worse and whole.cost < _LEAST_COST:
         return
     told = _build_finding(changes, shift, found)
     yield told
@@ -305,6 +308,13 @@ def _has_passed(shift: PaceShift, known_ns: int) -> bool:
     steps = shift.change.process.steps_until(known_ns)
     last = steps[np.searchsorted(steps["step"], shift.step) :]["iteration_s"][-LEVEL_STEPS:]
     return bool((np.nanmedian(last) - (shift.before_s + shift.after_s) / 2) * shift.added_s < 0)
+
+
+def _is_moment(shift: PaceShift) -> bool:
+    """Whether only the first of the steps with other batches took longer, as each new size does."""
+    seconds = shift.change.after["iteration_s"]
+    later = float(np.nanmedian(seconds[len(seconds) // 2 :]))
+    return shift.found_in == SIZE and shift.added_s > 0 and later < (shift.before_s + shift.after_s) / 2
 
 
 def _tell_joined(changes: _Changes, earlier: _Followed, shift: PaceShift, found: FoundLine) -> Iterator[Finding]:
@@ -567,8 +577,7 @@ def _build_finding(changes: _Changes, shift: PaceShift, found: FoundLine, until_
     line = found.line if is_told else None
     if line is not None and is_named:
         kind = line_findings.name_line(kind.with_changes(confidence=0.9, headline=_LINE_HEADLINE), line)
-    is_warm_up = cause is None and not is_named and _may_be_warm_up(shift)
-    if not shift.is_worse or is_warm_up or whole.cost < _LEAST_COST:
+    if not shift.is_worse or whole.cost < _LEAST_COST:
         kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
     elif cause is not None:
         kind = kind.with_changes(measured_cause=cause.finding)
@@ -594,7 +603,7 @@ def _build_finding(changes: _Changes, shift: PaceShift, found: FoundLine, until_
         busy_after=shift.gpu_uses[1] if shift.is_by_gpu else None,
         longer="longer" if shift.is_worse else "shorter",
         part=_describe_part(shift),
-        cost=0.0 if is_warm_up else shift.cost,
+        cost=shift.cost,
         pid=change.process.source.pid,
         cause=Text("at the same time {text}", {"text": cause.text}) if cause else unexplained,
         **values,
