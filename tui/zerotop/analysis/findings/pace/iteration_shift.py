@@ -291,7 +291,8 @@ def _report(window: SearchWindow[Group], changes: _Changes, shift: PaceShift, fo
     shift = _explain_by_training(shift, found.known_ns)
     whole = measure_whole(shift, changes.list_others(found.known_ns), found.known_ns)
     is_unknown = shift.cause is None and not _is_line_named(shift, found.line)
-    if _has_passed(shift, found.known_ns) or (is_unknown and _may_be_warm_up(shift)) or _is_moment(shift):
+    fills_queue = is_unknown and _may_be_warm_up(shift) and not sum(shift.device_parts.values()) > shift.added_s / 2
+    if fills_queue or _has_passed(shift, found.known_ns) or _is_moment(shift):
         return
     if shift.is_worse and whole.cost < _LEAST_COST:
         return
@@ -577,7 +578,8 @@ def _build_finding(changes: _Changes, shift: PaceShift, found: FoundLine, until_
     line = found.line if is_told else None
     if line is not None and is_named:
         kind = line_findings.name_line(kind.with_changes(confidence=0.9, headline=_LINE_HEADLINE), line)
-    if not shift.is_worse or whole.cost < _LEAST_COST:
+    is_warm_up = cause is None and not is_named and _may_be_warm_up(shift)
+    if not shift.is_worse or is_warm_up or whole.cost < _LEAST_COST:
         kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
     elif cause is not None:
         kind = kind.with_changes(measured_cause=cause.finding)
@@ -603,7 +605,7 @@ def _build_finding(changes: _Changes, shift: PaceShift, found: FoundLine, until_
         busy_after=shift.gpu_uses[1] if shift.is_by_gpu else None,
         longer="longer" if shift.is_worse else "shorter",
         part=_describe_part(shift),
-        cost=shift.cost,
+        cost=0.0 if is_warm_up else shift.cost,
         pid=change.process.source.pid,
         cause=Text("at the same time {text}", {"text": cause.text}) if cause else unexplained,
         **values,
