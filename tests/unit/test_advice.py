@@ -44,7 +44,7 @@ ADVICE: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
     ("z2-oom", "out_of_memory", ("as float32 logits over a vocabulary of 151,936 take",), ()),
     ("cpu-dead", "dead_rank", ("signal 9 (SIGKILL)", "auditctl"), ("dmesg",)),
     ("held-crowded", "cores_taken", ("Other processes use 0.9 of 2 cores", "top -b"), ("kill",)),
-    ("gpu-leak", "memory_creep", ("32.0 MiB a step on rank 0", "loss.item()"), ("losses.append",)),
+    ("gpu-leak", "memory_creep", ("32.0 MiB a step on rank 0",), ("loss",)),
 ]
 
 

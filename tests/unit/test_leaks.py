@@ -60,7 +60,7 @@ def test_the_command_tells_the_step_of_which_no_micro_step_is_known(tmp_path: Pa
 def test_a_leak_whose_holder_is_unknown_still_comes_before_smaller_batches(tmp_path: Path) -> None:
     found = explain(fail_at_the_end(tmp_path, held=None))
     assert "grew by 3.80 GiB between steps 20 and 39." in found.cause
-    assert found.advice.startswith("Keep numbers instead of tensors where losses or outputs are collected")
+    assert found.advice.startswith("Find what keeps tensors from step to step")
     assert found.fix == ""
 
 

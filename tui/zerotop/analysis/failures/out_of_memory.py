@@ -269,7 +269,7 @@ def _find_leak(at: At, process: RankProcess) -> LeakEvidence | None:
     blocks = look.blocks[0] if look is not None and look.why == CREEP and look.blocks else None
     if look is not None and blocks is not None and blocks.line is not None and 2 * blocks.total_bytes >= look.whole_bytes:
         return LeakEvidence(*leak[:3], "", blocks.line.place, leak_holders.advise_on_line(blocks.line.place))
-    return LeakEvidence(*leak[:3], "", "", leak_holders.LeakAdvice(leak_holders.KEEP_NUMBERS, ""))
+    return LeakEvidence(*leak[:3], "", "", leak_holders.LeakAdvice(leak_holders.FIND_HOLDER, ""))
 
 
 def _describe_changes(at: At, process: RankProcess) -> str:

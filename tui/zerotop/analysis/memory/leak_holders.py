@@ -9,8 +9,8 @@ from zerotop.analysis.formatting import pluralize
 from zerotop.analysis.memory.tensor_inventory import HeldTensors, read_held
 from zerotop_probe.recording.events import Tensors
 
-KEEP_NUMBERS = "Keep numbers instead of tensors where losses or outputs are collected: loss.item() in place of loss."
-"""The advice where the variable is unknown."""
+FIND_HOLDER = "Find what keeps tensors from step to step: smaller batches would only fail later."
+"""The advice after an out-of-memory error where the variable is unknown."""
 
 # The part of the leaked memory that a variable must hold, in this many tensors.
 _HELD_SHARE, _LEAST_HELD = 0.5, 3

@@ -29,7 +29,6 @@ _KIND = FindingKind(
     gpu_bytes="grown_bytes",
     headline="GPU memory {grows} {bytes_per_step:bytes} a step on {concerned:ranks}{until}",
     details="{steps:.0f} steps added {grown_bytes:bytes} in all: {held_bytes:bytes} after step {held_step:.0f}.",
-    advice=leak_holders.KEEP_NUMBERS,
     repeats=(Kinds(grew_at_pauses, "memory_creep"),),
     superseded_by=(Kinds(grew_at_pauses, "memory_creep"),),
 )
