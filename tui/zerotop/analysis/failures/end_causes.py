@@ -24,6 +24,7 @@ class Short(Enum):
 
     SHARED_MEMORY = "shared memory"
     OPEN_FILES = "open files"
+    SENT_TENSORS = "open files of tensors that were sent"
     SPACE = "space"  # on a file system
     WORKER = "worker"  # a signal killed it: the reason is elsewhere
 
@@ -39,7 +40,9 @@ class WorkerShortage:
     signal: str = ""  # in the words of PyTorch, such as "Killed"
 
 
-_OPEN_FILES = re.compile(r"received \d+ items of ancdata|Too many open files")
+_OPEN_FILES = re.compile(r"(?P<sent>received \d+ items of ancdata)|Too many open files")
+# Frames of sending a tensor to another process, or receiving it.
+_SENDING = ("torch/multiprocessing/reductions.py", "multiprocessing/reduction.py", "multiprocessing/resource_sharer.py")
 # PyTorch's files on /dev/shm have names such as /torch_18111_1653167000_0.
 _FULL_SHM = re.compile(
     r"shared memory ?\(shm\)|out of shared memory|/torch_\d+_\d+(?:_\d+)?>.*(?:No space left|Cannot allocate memory)"
@@ -58,8 +61,9 @@ def find_shortage(traceback: Traceback) -> WorkerShortage | None:
     is_worker = worker is not None or any(frame.path.endswith(_WORKER_FILE) for frame in traceback.frames)
     pid = int(worker["pid"]) if worker is not None else None
     signal = (worker["signal"] or "").strip() if worker is not None else ""
-    if _OPEN_FILES.search(traceback.message):
-        return WorkerShortage(Short.OPEN_FILES, is_worker)
+    if (match := _OPEN_FILES.search(traceback.message)) is not None:
+        is_sent = bool(match["sent"]) or any(frame.path.endswith(_SENDING) for frame in traceback.frames)
+        return WorkerShortage(Short.SENT_TENSORS if is_sent else Short.OPEN_FILES, is_worker)
     if _FULL_SHM.search(traceback.message):
         return WorkerShortage(Short.SHARED_MEMORY, is_worker, "/dev/shm", pid, signal)
     if (match := _SPACE.search(traceback.message)) is not None:
@@ -249,7 +253,13 @@ SHORTAGES = {
     Short.SHARED_MEMORY: _SHARED_MEMORY,
     Short.OPEN_FILES: _SHARED_MEMORY._replace(
         headline="Too many open files: {who} failed",
-        details="{text} Each tensor that a DataLoader worker sends needs an open file.",
+        details="{text}[ A file, socket or pipe was opened at {place}.]",
+        advice="Close what is opened and no longer needed, or raise the limit of open files.",
+        fix="ulimit -n 65536",
+    ),
+    Short.SENT_TENSORS: _SHARED_MEMORY._replace(
+        headline="Too many open files: {who} failed",
+        details="{text} Each tensor that one process sends to another needs an open file.",
         advice='Raise the limit of open files, or call torch.multiprocessing.set_sharing_strategy("file_system").',
         fix="ulimit -n 65536",
     ),

@@ -17,6 +17,8 @@ _LOCAL_RANK = re.compile(r"\[default(\d+)\]:")
 # Ray names a worker's process: before each of its lines, and where it raises a worker's exception again in the driver.
 _RAY_WORKER = re.compile(r"\(\S.* pid=(\d+)(?:, ip=[^)]*)?\)")
 _RAY_CALL = re.compile(r"ray\.exceptions\.RayTaskError\S*: ray::.*?\(pid=(\d+)")
+# Python goes on after such an exception, which nobody could catch.
+_IGNORED = "Exception ignored in"
 _FRAME = re.compile(r'\s+File "(.+)", line (\d+), in (.+)$')
 _ERROR = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::\s(.*)|:?)$")
 # Lines of other processes that may come between those of an unmarked traceback.
@@ -122,7 +124,11 @@ def parse_tracebacks(lines: Sequence[PrintedLine]) -> Iterator[Traceback]:
     for number, (time_ns, text) in enumerate(lines):
         at = text.find(_HEAD)
         if at >= 0:
-            head = text[:at].removesuffix("Original ")
+            if number and _IGNORED in lines[number - 1].text:
+                continue
+            # What stands before it without a newline, as a bar of progress, is no prefix.
+            is_bare = "" not in readings and any(_FRAME.match(line.text) for line in lines[number + 1 : number + 2])
+            head = "" if is_bare else text[:at].removesuffix("Original ")
             readings[head] = _Reading(number, _read_pid(_RAY_WORKER.search(head)))
             continue
         prefix = max((one for one in readings if text.startswith(one)), key=len, default=None)
