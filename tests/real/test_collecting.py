@@ -525,6 +525,8 @@ def test_nodes_are_detached_from_afar_and_train_on(programs: Programs, tmp_path:
         assert [node.wait(100) for node in nodes] == [0, 0], "training goes on to its end"
         ended_s = time.time()
         assert collector.wait(60) == 0, programs.said
+    said = order(tmp_path, "detach", str(target))
+    assert (said.returncode, said.stdout) == (0, f"The job of {target} has ended: there is nothing to detach from\n")
     for path in target.glob("spans-rank*.rec"):
         ours = tmp_path / ("nodea" if "-nodea-" in path.name else "nodeb") / path.name
         assert ours.stat().st_mtime < ended_s - 5, "the probe writes nothing more"

@@ -23,7 +23,10 @@ def detach(options: argparse.Namespace) -> int:
     facts = job_control.read_facts(str(path))
     names = remote_nodes.find_hosts(options.hosts, path) if options.hosts is not None else facts.reached_hosts
     here: list[tuple[list[str], bool]] = []
-    number = order_nodes(path, DETACH) if has_nodes(path) and not names else None  # first: nodes detach meanwhile
+    is_over = (facts.collected or facts.ended) and Recording.open(path).is_over
+    number = None
+    if has_nodes(path) and not names and not is_over:  # first: nodes detach meanwhile
+        number = order_nodes(path, DETACH)
     remote_messages, done = remote_nodes.leave_hosts(path, names, lambda: here.append(remote_nodes.detach_here(str(path))))
     if number is not None:
         try:
@@ -31,15 +34,15 @@ def detach(options: argparse.Namespace) -> int:
         except Problem as error:
             remote_messages, done = [f"{error}."], False
     local_messages, done_here = here[0]
-    for text in [*local_messages, *remote_messages, _describe_recording(path, facts)]:
+    for text in [*local_messages, *remote_messages, _describe_recording(path, facts, is_over=is_over)]:
         print(escape_unprintable(text))
     return 0 if done and done_here else FAILED
 
 
-def _describe_recording(path: Path, facts: job_control.JobFacts) -> str:
-    if facts.collected:
+def _describe_recording(path: Path, facts: job_control.JobFacts, *, is_over: bool) -> str:
+    if facts.collected and not is_over:
         return f"Recorded in {path}; where zerotop run started the job, it continues to record from outside"
-    if facts.ended and not facts.attached:
+    if (facts.ended or is_over) and not facts.attached:
         return f"The job of {path} has ended: there is nothing to detach from"
     if facts.joined:
         return f"Recorded in {path}; to stop recording on other nodes, detach on the node that attached to them"

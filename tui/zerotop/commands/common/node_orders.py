@@ -79,7 +79,7 @@ _NOBODY = "No node was asked: nobody collects this recording now. Start zerotop 
 
 def order_nodes(folder: Path, action: str, **facts: int | bool) -> int:
     """Ask all nodes for something; return the order's number. Raise OSError."""
-    number = read_order(folder).get("number", 0) + 1
+    number = int(read_order(folder).get("number", 0)) + 1
     order = {"number": number, "action": action, **facts}
     write_text_file(folder / _FILE, json.dumps(_read_json(folder / _FILE) | {"order": order}))
     return number
