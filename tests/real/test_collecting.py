@@ -555,6 +555,8 @@ def test_a_node_that_takes_no_order_is_named_and_does_not_carry_it_out_later(pro
         time.sleep(ORDER_S)
         assert not (tmp_path / "nodeb" / MICROSCOPE_FILE).exists()
         end_process(collector)
+        refused = order(tmp_path, "microscope", str(target), "--wait", "1")
+        assert (refused.returncode, "nobody collects this recording now" in refused.stderr) == (1, True), refused
         said = order(tmp_path, "detach", str(target))
     assert said.returncode == 1
     assert "nobody collects this recording now" in said.stdout

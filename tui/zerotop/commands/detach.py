@@ -25,7 +25,8 @@ def detach(options: argparse.Namespace) -> int:
     here: list[tuple[list[str], bool]] = []
     is_over = (facts.collected or facts.ended) and Recording.open(path).is_over
     number = None
-    if has_nodes(path) and not names and not is_over:  # first: nodes detach meanwhile
+    # First: nodes detach meanwhile. Those that were attached to from here are asked over ssh.
+    if has_nodes(path) and not names and not facts.attached and not is_over:
         number = order_nodes(path, DETACH)
     remote_messages, done = remote_nodes.leave_hosts(path, names, lambda: here.append(remote_nodes.detach_here(str(path))))
     if number is not None:
