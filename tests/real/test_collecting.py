@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,13 +24,17 @@ from nats_servers import SERVER, TOKEN, NatsServer, make_certificate
 from programs import ZEROTOP, make_environment
 from terminals import Terminal
 from zerotop.commands.common.live_recording import RunningRecording
-from zerotop.commands.common.node_orders import NODES_FILE
+from zerotop.commands.common.node_orders import NODES_FILE, ORDER_S
 from zerotop.commands.nodes import link, messages
 from zerotop.commands.nodes.collector import LOST_S
 from zerotop.commands.nodes.link import LinkError, connect_nats, pin_certificate
 from zerotop.commands.nodes.messages import JobKey
 from zerotop.recording.reader import Recording
+from zerotop_probe.inside.device.microscope import StepMicroscope
+from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.recording import events
+from zerotop_probe.recording.directory import MICROSCOPE_FILE
+from zerotop_probe.recording.writer import EventWriter, Identity
 
 pytestmark = [
     pytest.mark.real,
@@ -176,10 +181,12 @@ NODE_JOB = (
 )
 
 
-def start_node(programs: Programs, name: str, server: NatsServer, steps: int, *more: str) -> subprocess.Popen[bytes]:
+def start_node(
+    programs: Programs, name: str, server: NatsServer, steps: int, *more: str, code: str = NODE_JOB
+) -> subprocess.Popen[bytes]:
     """Run a little job as on a node of this name."""
     script = programs.folder / "job.py"
-    script.write_text(NODE_JOB)
+    script.write_text(code)
     run = [*ZEROTOP, "run", "--headless", "--recording", str(programs.folder / name), "--collector", server.url, *JOB, *more]
     command = on_host(name, [*run, "--", sys.executable, str(script), str(steps)])
     with (programs.folder / "said").open("ab") as said:
@@ -480,3 +487,111 @@ def test_a_node_that_is_looked_at_sends_full_detail(programs: Programs, tmp_path
     for host in hosts:
         sent = {name: data for name, data in read_files(tmp_path / host).items() if "-control-" not in name}
         assert {name: (target / name).read_bytes() for name in sent} == sent
+
+
+TRAINING = """
+import time, torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(600):
+    optimizer.zero_grad()
+    model(torch.randn(2, 8)).sum().backward()
+    optimizer.step()
+    print("step", step, flush=True)
+    time.sleep(0.05)
+"""
+
+
+def order(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run zerotop where the recording is collected."""
+    environment = make_environment(folder)
+    return subprocess.run([*ZEROTOP, *arguments], env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+@needs_hosts
+def test_nodes_are_detached_from_afar_and_train_on(programs: Programs, tmp_path: Path) -> None:
+    target = tmp_path / "zerotop" / "sessions" / "llama"
+    with NatsServer(tmp_path) as server:
+        collector = programs.start("collect", server.url, *JOB, "--headless")
+        nodes = [start_node(programs, name, server, 0, code=TRAINING) for name in ("nodea", "nodeb")]
+        wait_for(lambda: len(list(target.glob("spans-rank*.rec"))) == 2)
+        said = order(tmp_path, "detach", str(target))
+        assert said.returncode == 0, said
+        for name in ("nodea", "nodeb"):
+            assert any(line.startswith(f"{name}: Process ") for line in said.stdout.splitlines()), said
+        assert (
+            said.stdout.count("removes the probe at the end of its step") + said.stdout.count("has removed the probe") == 2
+        )
+        assert [node.wait(100) for node in nodes] == [0, 0], "training goes on to its end"
+        ended_s = time.time()
+        assert collector.wait(60) == 0, programs.said
+    said = order(tmp_path, "detach", str(target))
+    assert (said.returncode, said.stdout) == (0, f"The job of {target} has ended: there is nothing to detach from\n")
+    for path in target.glob("spans-rank*.rec"):
+        ours = tmp_path / ("nodea" if "-nodea-" in path.name else "nodeb") / path.name
+        assert ours.stat().st_mtime < ended_s - 5, "the probe writes nothing more"
+    recording = Recording.open(target)
+    assert len(recording.events_of(events.JobEnded)) == 2, "zerotop run records on from outside"
+
+
+@needs_hosts
+def test_a_node_that_takes_no_order_is_named_and_does_not_carry_it_out_later(programs: Programs, tmp_path: Path) -> None:
+    target = tmp_path / "zerotop" / "sessions" / "llama"
+    with NatsServer(tmp_path) as server:
+        collector = programs.start("collect", server.url, *JOB, "--headless")
+        forwarders = []
+        for rank, name in enumerate(("nodea", "nodeb")):
+            programs.grow(tmp_path / name, "--ranks", "1", "--first-rank", str(rank), host=name)
+            forwarders.append(programs.start("forward", str(tmp_path / name), "--collector", server.url, *JOB, host=name))
+        wait_for(lambda: len(list(target.glob("allocator-*.rec"))) == 2)
+        forwarders[1].send_signal(signal.SIGSTOP)
+        began_s = time.monotonic()
+        said = order(tmp_path, "microscope", str(target), "--wait", "1")
+        assert time.monotonic() - began_s < 15
+        assert "nodeb does not answer" in said.stderr
+        assert "nodea does not" not in said.stderr
+        forwarders[1].send_signal(signal.SIGCONT)
+        assert json.loads((tmp_path / "nodea" / MICROSCOPE_FILE).read_text())["steps"] == 1
+        time.sleep(ORDER_S)
+        assert not (tmp_path / "nodeb" / MICROSCOPE_FILE).exists()
+        end_process(collector)
+        refused = order(tmp_path, "microscope", str(target), "--wait", "1")
+        assert (refused.returncode, "nobody collects this recording now" in refused.stderr) == (1, True), refused
+        said = order(tmp_path, "detach", str(target))
+    assert said.returncode == 1
+    assert "nobody collects this recording now" in said.stdout
+
+
+@needs_hosts
+def test_allocations_on_all_nodes_are_asked_for_from_afar(programs: Programs, tmp_path: Path) -> None:
+    """The probe's own reader of requests, which here has no GPU and refuses."""
+    target = tmp_path / "zerotop" / "sessions" / "llama"
+    with NatsServer(tmp_path) as server:
+        programs.start("collect", server.url, *JOB, "--headless")
+        probes = []
+        for rank, name in enumerate(("nodea", "nodeb")):
+            programs.grow(tmp_path / name, "--ranks", "1", "--first-rank", str(rank), host=name)
+            programs.start("forward", str(tmp_path / name), "--collector", server.url, *JOB, host=name)
+            identity = Identity.for_this_process("rank", rank)._replace(pid=200_000 + rank, host=name)
+            writer = EventWriter(str(tmp_path / name), identity)
+            memory = types.SimpleNamespace()
+            why = f"There is no GPU on {name}."
+            probes.append(StepMicroscope(str(tmp_path / name), identity, 0, memory, writer.write, CostMeter(), why))
+        wait_for(lambda: len(list(target.glob("allocator-*.rec"))) == 2)
+        asking = subprocess.Popen(
+            [*ZEROTOP, "microscope", str(target), "--wait", "60"],
+            env=make_environment(tmp_path),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        programs._running.append(asking)
+        while asking.poll() is None:
+            for probe in probes:
+                probe.poll(5, 0, 0)
+                probe.end_step(5)
+            time.sleep(0.1)
+        assert asking.stdout is not None
+        said = asking.stdout.read().decode()
+        assert asking.returncode == 0, said
+    for rank, name in enumerate(("nodea", "nodeb")):
+        assert f"trace 1, rank {rank}, steps 6 to 6: refused. There is no GPU on {name}." in said

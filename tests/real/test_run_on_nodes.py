@@ -325,6 +325,19 @@ def test_the_screen_shows_all_nodes_and_stops_them(tmp_path: Path) -> None:
         assert Rank(job.recording, rank).find_events("goodbye")[0]["step"] == job.read_steps(rank)[-1]
 
 
+def test_a_run_detaches_from_the_ranks_of_all_nodes(tmp_path: Path) -> None:
+    with start_nodes(tmp_path, 2, is_shared=False) as job:
+        started = job.run(*build_mpich(job), options=("--recording", str(job.recording)))
+        wait_for(lambda: all(len(job.read_steps(rank)) > 20 for rank in range(2)), 60)
+        first = job.cluster.nodes[0]
+        said = first.run_command(*ZEROTOP, "detach", str(job.recording), env=job.environment).stdout.splitlines()
+        ours, theirs = ([line for line in said if line.startswith(start)] for start in ("Process ", "zt_node_2: Process "))
+        assert len(ours) == len(theirs) == 1, said
+        assert all("removes the probe" in line or "has removed the probe" in line for line in ours + theirs), said
+        job.until.touch()
+        assert started.wait(60) == 0, job.output
+
+
 def test_records_that_a_killed_collector_lacks_are_fetched_afterwards(tmp_path: Path) -> None:
     """The server dies with it, the job goes on, and a sentence says what to do."""
     with start_nodes(tmp_path, 2, is_shared=False) as job:

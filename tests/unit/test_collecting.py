@@ -11,7 +11,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from free_ports import find_free_port
+from zerotop.commands.common import node_orders
 from zerotop.commands.common.errors import Problem
-from zerotop.commands.common.node_orders import NODES_FILE, count_stops, order_stop
+from zerotop.commands.common.node_orders import DETACH, NODES_FILE, await_answers, count_stops, order_nodes, order_stop
 from zerotop.commands.nodes import collector as collecting
 from zerotop.commands.nodes import forwarder, joining, messages
 from zerotop.commands.nodes.clocks import Alignment
@@ -73,6 +74,9 @@ class EndedJob:
 
     def stop(self) -> None:
         self.stops += 1
+
+    def carry_out(self, order: Mapping[str, Any]) -> tuple[list[str], bool]:
+        raise ValueError(f"{order['action']} is not for this job")
 
 
 def make_source(folder: Path) -> Path:
@@ -726,3 +730,93 @@ def test_nodes_obey_orders_to_stop_once(tmp_path: Path) -> None:
     assert job.stops == 1
     assert forward(make_source(tmp_path / "later"), WrongAnswers(collector), host="node2", job=job)[0]
     assert job.stops == 1, "an earlier order is not for a node that comes later"
+
+
+def order_during(folder: Path, collector: Collector, *, at: int = 11) -> WrongAnswers:
+    """Return a connection during which an order is given."""
+
+    class Ordering(WrongAnswers):
+        async def request(self, message: bytes, timeout_s: float) -> bytes:
+            if self.count == at:
+                order_nodes(folder, DETACH)
+            collector.look_for_order()
+            return await super().request(message, timeout_s)
+
+    return Ordering(collector)
+
+
+def test_an_order_is_carried_out_once_and_answered_before_the_end(tmp_path: Path) -> None:
+    carried_out: list[Any] = []
+
+    class Slow(EndedJob):
+        def carry_out(self, order: Mapping[str, Any]) -> tuple[list[str], bool]:
+            time.sleep(0.5)
+            carried_out.append(order)
+            return ["Done\nhere."], True
+
+    collector, folder = make_collector(tmp_path), tmp_path / "collected"
+    assert forward(make_source(tmp_path), order_during(folder, collector), job=Slow())[0]
+    collector.look_for_order()
+    assert await_answers(folder, 1) == ([f"{HOST}: Done here."], True)
+    assert carried_out == [{"number": 1, "action": DETACH}]
+    assert forward(make_source(tmp_path / "later"), WrongAnswers(collector), host="node2", job=Slow())[0]
+    assert len(carried_out) == 1, "an earlier order is not for a node that comes later"
+
+
+def test_an_order_that_fails_is_a_sentence(tmp_path: Path) -> None:
+    collector, folder = make_collector(tmp_path), tmp_path / "collected"
+    assert forward(make_source(tmp_path), order_during(folder, collector))[0]
+    collector.look_for_order()
+    sentences, done = await_answers(folder, 1)
+    assert not done
+    assert sentences == [f"{HOST}: detach is not for this job."]
+
+
+@pytest.mark.parametrize("order", [{"action": DETACH}, {"number": True}, {"number": "2"}, [], "detach", 7])
+def test_an_impossible_order_is_not_obeyed(tmp_path: Path, order: Any) -> None:
+    class Ordering(WrongAnswers):
+        async def request(self, message: bytes, timeout_s: float) -> bytes:
+            answer = KEY.open(await super().request(message, timeout_s))[0]
+            return KEY.seal(answer | ({"order": order} if self.count > 11 else {}))
+
+    class Untouched(EndedJob):
+        def carry_out(self, order: Mapping[str, Any]) -> tuple[list[str], bool]:
+            pytest.fail("carried out")
+
+    assert forward(make_source(tmp_path), Ordering(make_collector(tmp_path)), job=Untouched())[0]
+
+
+def test_a_late_order_is_withdrawn_and_the_silent_node_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_orders, "_TAKEN_S", 0.2)
+    folder = tmp_path / "collected"
+    folder.mkdir()
+    (folder / NODES_FILE).write_text('{"node7": "its recording"}')
+    collector = make_collector(tmp_path)
+    number = order_nodes(folder, DETACH)
+    collector.look_for_order()
+    sentences, done = await_answers(folder, number)
+    assert (sentences, done) == (["node7 does not answer: nothing was done there, and nothing will be."], False)
+
+
+def test_without_a_collector_an_order_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_orders, "_HEARD_S", 0.2)
+    with pytest.raises(Problem, match="nobody collects"):
+        await_answers(tmp_path, order_nodes(tmp_path, DETACH))
+
+
+def test_an_order_with_another_token_is_not_obeyed(tmp_path: Path) -> None:
+    class Forging(WrongAnswers):
+        async def request(self, message: bytes, timeout_s: float) -> bytes:
+            raw = await super().request(message, timeout_s)
+            if self.count < 12:
+                return raw
+            answer = KEY.open(raw)[0] | {"order": {"number": 99, "action": DETACH}}
+            return JobKey(KEY.job, "another token").seal(answer)
+
+    class Untouched(EndedJob):
+        def carry_out(self, order: Mapping[str, Any]) -> tuple[list[str], bool]:
+            pytest.fail("carried out")
+
+    done, told = forward(make_source(tmp_path), Forging(make_collector(tmp_path)), job=Untouched())
+    assert not done
+    assert "is not valid" in told[0]

@@ -6,10 +6,15 @@ import argparse
 import asyncio
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from zerotop.commands.common.errors import FAILED
 from zerotop.commands.common.exit_messages import write_messages
+from zerotop.commands.common.node_orders import DETACH, MICROSCOPE
+from zerotop.commands.job.microscope_request import request_trace
+from zerotop.commands.job.remote_nodes import detach_here
 from zerotop.commands.nodes.forwarder import Forwarder
 from zerotop.commands.nodes.joining import check_options
 from zerotop.commands.nodes.link import Link, connect_nats
@@ -70,3 +75,13 @@ class _Job:
 
     def stop(self) -> None:
         job_control.request_stop(self._folder)
+
+    def carry_out(self, order: Mapping[str, Any]) -> tuple[list[str], bool]:
+        action = order.get("action")
+        if action == MICROSCOPE:
+            steps, after = int(order["steps"]), int(order["request"]) - 1
+            request_trace(self._folder, steps=steps, stacks=order["stacks"] is True, after=after)
+            return [], True
+        if action == DETACH:
+            return detach_here(self._folder)
+        raise ValueError(f"zerotop there is too old to {str(action)[:20]}: install the same version on all nodes")

@@ -5,6 +5,7 @@ import argparse
 import dataclasses
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 from zerotop.analysis.formatting import format_bytes, format_gib
@@ -13,10 +14,13 @@ from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.escape import escape_unprintable
+from zerotop.commands.common.exit_messages import write_messages
 from zerotop.commands.common.live_recording import RunningRecording
+from zerotop.commands.common.node_orders import MICROSCOPE, await_answers, has_nodes, order_nodes
 from zerotop.commands.job.microscope_request import request_trace
 from zerotop.recording import catalog
 from zerotop.recording.reader import Recording
+from zerotop_probe.outside.job import job_control
 from zerotop_probe.recording import events
 
 _POLL_S = 0.2
@@ -32,14 +36,30 @@ def microscope(options: argparse.Namespace) -> int:
             raise Problem("No rank of this job uses PyTorch's allocator on a GPU: there are no allocations to trace")
         try:
             last = max((trace.request for trace in traces), default=0)
-            request = request_trace(str(path), steps=options.steps, stacks=options.stacks, after=last)
+            steps, stacks = options.steps, options.stacks
+            request = request_trace(str(path), steps=steps, stacks=stacks, after=last)
+            number = None
+            if has_nodes(path):
+                number = order_nodes(path, MICROSCOPE, request=request, steps=steps, stacks=stacks)
         except OSError as error:
             raise Problem(f"Cannot write the request to {path}: {error.strerror}") from error
+        if number is not None:
+            write_messages(*_ask_nodes(path, number))
         traces = _await_traces(recording, request, options.wait)
     if not traces:
         raise Problem("No allocation trace in this recording, and its job has ended")
     print(json.dumps([_build_json(trace) for trace in traces], indent=1) if options.json else _format_traces(traces))
     return 0
+
+
+def _ask_nodes(path: Path, number: int) -> list[str]:
+    """Return the sentences of other nodes. Raise Problem if no rank at all was asked."""
+    try:
+        return await_answers(path, number)[0]
+    except Problem as error:
+        if job_control.read_facts(str(path)).collected:
+            raise
+        return [f"{error}."]
 
 
 def _await_traces(recording: Recording, request: int, wait_s: float) -> tuple[AllocationTrace, ...]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from zerotop.commands.common.errors import Problem
 from zerotop.recording.atomic_write import write_text_file
 
 _FILE = "orders.json"
@@ -24,6 +26,7 @@ def has_nodes(folder: Path) -> bool:
 _WANTED_FILE = "wanted-nodes.json"
 _WANTED_S = 600.0
 _MAX_BYTES = 1 << 20
+_MAX_ANSWERS_BYTES = 1 << 26
 
 
 def want_nodes(folder: Path, hosts: Collection[str]) -> None:
@@ -51,12 +54,88 @@ def _read_times(folder: Path, now_s: float) -> dict[str, float]:
 
 def order_stop(folder: Path) -> None:
     """Ask all nodes to stop the job; each further order is the next stronger signal. Raise OSError."""
-    write_text_file(folder / _FILE, json.dumps({"stops": count_stops(folder) + 1}))
+    write_text_file(folder / _FILE, json.dumps(_read_json(folder / _FILE) | {"stops": count_stops(folder) + 1}))
 
 
 def count_stops(folder: Path) -> int:
     """Return how often the nodes were asked to stop the job."""
     try:
-        return int(json.loads((folder / _FILE).read_text(encoding="utf-8"))["stops"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(_read_json(folder / _FILE)["stops"])
+    except (ValueError, KeyError, TypeError):
         return 0
+
+
+DETACH, MICROSCOPE = "detach", "microscope"
+"""Orders that each node carries out once, and answers."""
+ORDER_S = 5.0
+"""For how long an order is passed on: a node that does not take it by then will not carry it out later."""
+_ANSWERS_FILE = "order-answers.json"
+# An order is seen by the collector within half a second; then nodes have ORDER_S and a second for the answer's way back.
+_HEARD_S, _TAKEN_S = 3.0, ORDER_S + 1.5
+_DONE_S = 60.0
+_POLL_S = 0.1
+_NOBODY = "No node was asked: nobody collects this recording now. Start zerotop collect again, or ask on the nodes"
+
+
+def order_nodes(folder: Path, action: str, **facts: int | bool) -> int:
+    """Ask all nodes for something; return the order's number. Raise OSError."""
+    number = int(read_order(folder).get("number", 0)) + 1
+    order = {"number": number, "action": action, **facts}
+    write_text_file(folder / _FILE, json.dumps(_read_json(folder / _FILE) | {"order": order}))
+    return number
+
+
+def read_order(folder: Path) -> dict[str, Any]:
+    """Return the last order, {} without one."""
+    order = _read_json(folder / _FILE).get("order")
+    return order if isinstance(order, dict) and isinstance(order.get("number"), int) else {}
+
+
+class OrderAnswer(NamedTuple):
+    """What a node has answered to an order so far."""
+
+    is_done: bool
+    failed: bool = False
+    said: tuple[str, ...] = ()
+
+
+def write_answers(folder: Path, number: int, asked: Collection[str], answers: Mapping[str, OrderAnswer]) -> None:
+    """Write down which nodes were asked, and what they answered; the collector does. Raise OSError."""
+    said = {host: answer._asdict() for host, answer in answers.items()}
+    write_text_file(folder / _ANSWERS_FILE, json.dumps({"number": number, "asked": sorted(asked), "answers": said}))
+
+
+def await_answers(folder: Path, number: int) -> tuple[list[str], bool]:
+    """Wait until the nodes have carried out an order; return sentences, and whether all have.
+
+    Raises Problem if there is no collector that passes it on.
+    """
+    began_s = time.monotonic()
+    asked: list[str] | None = None
+    answers: dict[str, OrderAnswer] = {}
+    while (waited_s := time.monotonic() - began_s) < _DONE_S:
+        value = _read_json(folder / _ANSWERS_FILE)
+        if value.get("number") == number:
+            asked = value["asked"]
+            answers = {host: OrderAnswer(**answer) for host, answer in value["answers"].items()}
+        elif waited_s > _HEARD_S:
+            raise Problem(_NOBODY)
+        open_hosts = [] if asked is None else [host for host in asked if host not in answers or not answers[host].is_done]
+        if asked is not None and (not open_hosts or (waited_s > _TAKEN_S and not answers.keys() & set(open_hosts))):
+            break
+        time.sleep(_POLL_S)
+    sentences = [f"{host}: {sentence}" for host, answer in sorted(answers.items()) for sentence in answer.said]
+    silent = [host for host in asked or () if host not in answers]
+    sentences += [f"{host} does not answer: nothing was done there, and nothing will be." for host in silent]
+    late = [host for host, answer in sorted(answers.items()) if not answer.is_done]
+    sentences += [f"{host} has taken the order and has not answered within {_DONE_S:.0f} s." for host in late]
+    return sentences, not (silent or late or any(answer.failed for answer in answers.values()))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            value = json.loads(file.read(_MAX_ANSWERS_BYTES))
+        return value if isinstance(value, dict) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}

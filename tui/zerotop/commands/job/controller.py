@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from zerotop.analysis.formatting import format_count
-from zerotop.commands.common.node_orders import has_nodes, order_stop, want_nodes
+from zerotop.commands.common.node_orders import MICROSCOPE, has_nodes, order_nodes, order_stop, want_nodes
 from zerotop.commands.job import attach_probe
 from zerotop.commands.job.microscope_request import request_trace
 from zerotop.recording.reader import Recording
 from zerotop_probe.outside.job import daemon, job_control
-from zerotop_probe.recording import directory
+from zerotop_probe.recording import directory, events
 
 # With more nodes than this, messages give their number instead of names.
 _MAX_NAMES = 3
@@ -78,9 +78,13 @@ class JobController:
 
     def request_trace(self, steps: int, stacks: bool) -> int:
         """Request an allocation trace of the next steps and return the request's number. Raises OSError."""
-        if job_control.read_facts(self._recording).collected:
-            raise job_control.JobUnreachable("ask on its node: zerotop microscope RECORDING")
-        return request_trace(self._recording, steps=steps, stacks=stacks)
+        after = 0
+        if has_nodes(self._path):  # their own requests, whose answers came over the network, have numbers, too
+            after = max((event.request for event in Recording.open(self._path).events_of(events.Microscope)), default=0)
+        request = request_trace(self._recording, steps=steps, stacks=stacks, after=after)
+        if has_nodes(self._path):
+            order_nodes(self._path, MICROSCOPE, request=request, steps=steps, stacks=stacks)
+        return request
 
     def want_detail(self, hosts: Collection[str]) -> None:
         """Ask nodes that send their parts over the network for full detail."""

@@ -191,6 +191,20 @@ def stop_job(path: Path, stop_here: Callable[[], None]) -> list[str]:
     return [_NOT_STOPPED.format(name=answer.name, why=answer.why_not) for answer in answers if answer.why_not]
 
 
+def detach_here(recording: str) -> tuple[list[str], bool]:
+    """Remove the probe from the ranks of this node, and end a recording that began by attaching.
+
+    Return sentences, and whether no rank keeps the probe.
+    """
+    entries = attaching.end_recording(recording)
+    messages = [
+        text
+        for entry in entries
+        for text in describe_leaving(f"Process {entry.process.pid}", entry.reply, entry.why_not, entry.is_pending)
+    ]
+    return messages, all(not entry.why_not or entry.is_pending for entry in entries)
+
+
 def describe_leaving(who: str, reply: str, why_not: str, pending: bool) -> list[str]:
     """Return a sentence about removing the probe from a process, or none if there was no probe."""
     if why_not:

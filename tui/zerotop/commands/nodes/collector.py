@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from zerotop.commands.common.errors import Problem
-from zerotop.commands.common.node_orders import FULL_NODES, NODES_FILE, count_stops, read_wanted_nodes
+from zerotop.commands.common.node_orders import (
+    FULL_NODES,
+    NODES_FILE,
+    ORDER_S,
+    OrderAnswer,
+    count_stops,
+    read_order,
+    read_wanted_nodes,
+    write_answers,
+)
 from zerotop.commands.nodes import messages
 from zerotop.commands.nodes.clocks import Alignment, write_alignment
 from zerotop.commands.nodes.collected_folder import NodeFiles, OutOfStep
@@ -41,6 +50,7 @@ _LIST_S = 2.0
 _REST_S, _LATE_S = 30.0, 3.0
 # Nodes that are lost for this time keep the end of the others from being that of the job no longer.
 _GIVEN_UP_S = 60.0
+_MAX_SAID = 100  # sentences of a node
 
 
 @dataclass
@@ -91,6 +101,11 @@ class Collector:
         self._heard_s: float | None = None  # when the server was last there, once it was
         self._is_server_lost = False
         self._stops = count_stops(Path(folder))
+        self._order = read_order(Path(folder))
+        self._ordered_s = -ORDER_S  # when we saw it first; earlier ones are passed on no more
+        self._asked: list[str] = []
+        self._answers: dict[str, OrderAnswer] = {}
+        self._has_new_answers = False
         self._known = _read_nodes(folder)
         self._noted: dict[str, bool] = {}  # what was written down of how much nodes send
         self.detailed: set[str] = set()
@@ -150,6 +165,7 @@ class Collector:
                 await asyncio.sleep(_RETRY_S)
         finally:
             watch.cancel()
+            self.look_for_order()  # the last node may have answered with its end
             if self._events is not None:
                 self._events.close()
 
@@ -194,6 +210,8 @@ class Collector:
             self._note_heard(node)
             node.is_over = header.get("over") is True
             answer: dict[str, Any] = {"kind": messages.OK, "stops": self._stops, "detail": host in self.detailed}
+            answer["order"] = self._order if time.monotonic() - self._ordered_s < ORDER_S else None
+            self._note_answer(host, header.get("obeyed"))
             if kind == messages.LIST:
                 answer["files"] = await self._list_page(node, str(header.get("after")))
             elif kind == messages.WRITE:
@@ -206,6 +224,26 @@ class Collector:
                     f"this collector knows no request {str(kind)[:20]!r}: install the same version on all nodes"
                 )
             return answer
+
+    def look_for_order(self) -> None:
+        """Take note of a new order, and write down what was answered."""
+        order = read_order(Path(self._folder))
+        if order.get("number", 0) > self._order.get("number", 0):
+            self._order, self._ordered_s, self._answers = order, time.monotonic(), {}
+            self._asked = [host for host in self._known if host not in self._nodes or not self._nodes[host].has_ended]
+            self._has_new_answers = True
+        if self._has_new_answers:
+            self._has_new_answers = False
+            with contextlib.suppress(OSError):  # whoever gave the order is told that nobody answers
+                write_answers(Path(self._folder), self._order["number"], self._asked, self._answers)
+
+    def _note_answer(self, host: str, answer: Any) -> None:
+        if not isinstance(answer, dict) or answer.get("number") != self._order.get("number") or host not in self._asked:
+            return
+        said = answer.get("said")
+        sentences = tuple(messages.shorten(one) for one in said[:_MAX_SAID]) if isinstance(said, list) else ()
+        self._answers[host] = OrderAnswer(isinstance(said, list), answer.get("failed") is True, sentences)
+        self._has_new_answers = True
 
     async def _list_page(self, node: _Node, after: str) -> list[tuple[str, int, str]] | None:
         """Return a page of the list of a node's files; None while they are hashed: it asks again, and is heard."""
@@ -297,6 +335,7 @@ class Collector:
             looked_s = now_s
             self._watch_server(now_s)
             self._stops = count_stops(Path(self._folder))
+            self.look_for_order()
             self.choose_detailed()
             for node in self._nodes.values():
                 if self._count_silence(node, now_s) > LOST_S and not node.is_lost and not node.has_ended:

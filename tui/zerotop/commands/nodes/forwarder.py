@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from zerotop.commands.common.errors import describe_error
@@ -51,6 +51,9 @@ class LocalJob(Protocol):
     def stop(self) -> None:
         """Ask it to stop; again, with the next stronger signal. Raise OSError."""
 
+    def carry_out(self, order: Mapping[str, Any]) -> tuple[list[str], bool]:
+        """Carry out an order; return sentences and whether that succeeded. May take seconds. Raise OSError, ValueError."""
+
 
 class Forwarder:
     """Sends one recording. ``tell`` receives sentences for the user."""
@@ -69,6 +72,9 @@ class Forwarder:
         self._folder, self._host, self._key, self._connect = folder, host, key, connect
         self._job, self._tell, self._patience_s = job, tell, patience_s
         self._stops: int | None = None  # orders to stop that we know of
+        self._order: int | None = None  # the number of the last other order that we know of
+        self._obeying: asyncio.Task[None] | None = None
+        self._obeyed: dict[str, Any] | None = None  # how far it was carried out, until that was sent
         self._files = SentFiles(folder, host)
         self._is_reduced = False  # the collector wants no full detail now
         self._session = ""
@@ -110,16 +116,16 @@ class Forwarder:
             self._look_for_end()
             is_over = self._over_s is not None
             count = await self._send_changes(link)
-            if is_over and not count and not self._is_reduced:
+            if is_over and not count and not self._is_reduced and not self._is_obeying:
                 if is_checked:
                     await self._ask(link, {"kind": messages.BYE})
                     return
                 # Once more by the hashes of whole files.
                 await self._begin(link)
                 is_checked = True
-            elif time.monotonic() - self._sent_s > BEAT_S:
+            elif time.monotonic() - self._sent_s > BEAT_S or self._obeyed is not None:
                 await self._ask(link, {"kind": messages.WRITE, "changes": []})
-            if not is_over or self._is_reduced:
+            if not is_over or self._is_reduced or self._is_obeying:
                 period_s = REDUCED_PERIOD_S if self._is_reduced else PERIOD_S
                 await asyncio.sleep(max(0.0, began_s + period_s - time.monotonic()))
 
@@ -192,6 +198,8 @@ class Forwarder:
     async def _ask(self, link: Link, header: dict[str, Any], data: bytes = b"") -> dict[str, Any]:
         """Return the collector's answer. Raises LinkError if there is none, or if it refuses."""
         ask = {"host": self._host, "session": self._session, "over": self._over_s is not None, **header}
+        if (obeyed := self._obeyed) is not None:
+            ask["obeyed"] = obeyed
         question = secrets.token_hex(8)
         raw = await link.request(self._key.seal(ask | {"question": question}, data), ANSWER_S)
         try:
@@ -207,7 +215,12 @@ class Forwarder:
             raise LinkError(f"the collector refuses: {messages.shorten(answer.get('why'))}")
         self._sent_s = time.monotonic()
         self._told.clear()
+        # The answer to HELLO, which begins a session, and those to earlier sessions take no note of it.
+        if self._obeyed is obeyed and header["kind"] not in (messages.HELLO, messages.PING):
+            self._obeyed = None
         self._obey(answer.get("stops"))
+        if "order" in answer:
+            self._obey_order(answer["order"])
         if "detail" in answer:  # also with the list, before anything is sent
             self._is_reduced = answer["detail"] is False
         return answer
@@ -222,6 +235,27 @@ class Forwarder:
             except OSError as error:
                 self._tell(f"The job cannot be stopped: {describe_error(error)}")
         self._stops = stops
+
+    @property
+    def _is_obeying(self) -> bool:
+        return self._obeying is not None and not self._obeying.done()
+
+    def _obey_order(self, order: Any) -> None:
+        """Begin to carry out an order that was given since we began."""
+        number = order.get("number") if isinstance(order, dict) else 0
+        if type(number) is not int:
+            return
+        if self._order is not None and number > self._order and not self._is_obeying:
+            self._obeyed = {"number": number}
+            self._obeying = asyncio.create_task(self._carry_out(number, order))
+        self._order = max(number, self._order or 0)
+
+    async def _carry_out(self, number: int, order: dict[str, Any]) -> None:
+        try:
+            said, done = await asyncio.to_thread(self._job.carry_out, order)
+        except Exception as error:
+            said, done = [f"{describe_error(error).rstrip('.')}."], False
+        self._obeyed = {"number": number, "said": said, "failed": not done}
 
     def _look_for_end(self) -> None:
         now_s = time.monotonic()
