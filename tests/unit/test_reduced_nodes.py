@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -56,6 +56,9 @@ class Node:
 
     def stop(self) -> None:
         raise AssertionError
+
+    def carry_out(self, order: Mapping[str, Any]) -> tuple[list[str], bool]:
+        raise AssertionError(order)
 
     def append(self, table: str, data: bytes) -> str:
         name = f"{table}-rank0-{self.host}-7.{'jsonl' if table == 'events' else 'rec'}"
