@@ -52,7 +52,7 @@ def test_a_job_that_ends_is_announced_unless_that_is_off(tmp_path: Path, choice:
         assert b"\x1b]9;" not in terminal.drawn
         (tmp_path / "seen").touch()
         terminal.wait_for("exit code 3")
-        announced = b"\x1b]9;session: The job failed with exit code 3.\x07\x07"
+        announced = b"\x1b]9;recording: The job failed with exit code 3.\x07\x07"
         if choice == "on":
             terminal.wait_until(lambda _: announced in terminal.drawn)
         drawn = terminal.drawn
