@@ -252,6 +252,21 @@ def test_a_jump_of_a_loss_that_falls_fast(tmp_path: Path) -> None:
     assert (found.name, found.step) == ("loss_jumped", 60)
 
 
+@pytest.mark.parametrize(
+    ("losses", "step"),
+    [
+        ([4.7, 4.6, 4.6, 1e5, 5e5, 1e6], 3),
+        ([-181, -217, -205, 6e28, 6e26, 8e25, 9e26], 3),  # of a critic
+        ([4.7, 4.6, 4.6, 1e5, 5e5, 5.0], None),  # a spike
+        ([0.0002, -0.0001, 0.0003, 0.4, 0.5, 0.6], None),  # around zero
+        ([4.7, 4.6, 4.6, 46, 50, 60], None),  # of so few values that may be their noise
+    ],
+)
+def test_a_few_values_suffice_for_a_loss_that_explodes(losses: list[float], step: int | None, tmp_path: Path) -> None:
+    found = find_loss(tmp_path, losses)
+    assert [(one.name, one.step) for one in found] == ([] if step is None else [("loss_jumped", step)])
+
+
 def test_a_rate_that_the_script_sets_in_the_optimizer_is_told_where_a_library_logs_another(tmp_path: Path) -> None:
     """It is seen a little later than the loss that it makes infinite."""
     losses = [*make_decay(40), *[math.nan] * 20]

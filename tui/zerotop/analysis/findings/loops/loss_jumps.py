@@ -163,6 +163,8 @@ _LEAST_BEFORE, _MOST_BEFORE = 10, 30
 # Values that all have to be higher: fewer are a spike.
 _AFTER = 5
 _FACTOR = 2.8  # of the level before, so that three times a loss that falls is enough
+# Fewer values suffice where the loss explodes: so many times the largest before, or 1 if that is less.
+_FEW, _EXPLODED = 3, 1000.0
 # How far above the highest value before: noise exceeds it by less.
 _ABOVE_HIGHEST = 1.5
 # Distance of the levels, in ranges in which they wander, on a logarithmic scale; ranges below a tenth count as that.
@@ -286,11 +288,12 @@ class _LossSearch:
     def find_next_jump(self, new: slice, jump: _Jump | None) -> _Jump | None:
         """Return the next time that the last values are far above all before them, since the jump before."""
         for last in range(max(new.start, jump.last + 1 if jump is not None else 0), new.stop):
-            first = last + 1 - _AFTER
-            if np.isfinite(self.values[last]) and first > 0:
+            for first, is_jump in ((last + 1 - _FEW, _has_exploded), (last + 1 - _AFTER, _is_jump)):
+                if not np.isfinite(self.values[last]) or first <= 0:
+                    continue
                 # A loss that falls was high at first. After a jump, what was seen since then is no news.
                 begin = jump.first if jump is not None else max(0, first - _MOST_BEFORE)
-                if _is_jump(self._find_finite(begin, first), self.values[first : last + 1]):
+                if is_jump(self._find_finite(begin, first), self.values[first : last + 1]):
                     return _Jump(begin, first, last)
         return None
 
@@ -330,6 +333,11 @@ class _LossSearch:
 def _name_values(values: Floats) -> str:
     words = {"NaN" if np.isnan(value) else "infinite" for value in values.tolist()}
     return words.pop() if len(words) == 1 else "NaN or infinite"
+
+
+def _has_exploded(before: Floats, after: Floats) -> bool:
+    """Whether all values of ``after`` are so high that a few of them suffice."""
+    return len(before) >= _FEW and bool(after.min() >= _EXPLODED * max(1.0, float(np.abs(before).max())))
 
 
 def _is_jump(before: Floats, after: Floats) -> bool:
