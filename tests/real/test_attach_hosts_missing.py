@@ -90,7 +90,7 @@ def test_a_node_that_does_not_see_the_folder_sends_its_part_by_ssh(
                 assert (done.returncode, done.stdout) == (0, f"Recorded in {recording}\n")
                 wait_for(lambda: "--parts" not in cluster.nodes[0].run_command("ps", "-eo", "args").stdout)
                 assert "--by-pipe" not in two.run_command("ps", "-eo", "args").stdout
-                assert list_samplers(two) == ""
+                wait_for(lambda: list_samplers(two) == "")
     recorded = Recording.open(recording)
     assert recorded.is_over
     names = [event.event_name for event in recorded.events if event.writer.host == "zt_node_2"]
@@ -115,7 +115,7 @@ def test_a_pod_is_reached_by_kubectl_exec(cluster: Cluster, call_zerotop: Zeroto
         wait_for_both(recording)
         done = call_zerotop("detach", "--ssh", template, str(recording))
         assert (done.returncode, done.stdout) == (0, f"Recorded in {recording}\n")
-        assert list_samplers(cluster.nodes[1]) == ""
+        wait_for(lambda: list_samplers(cluster.nodes[1]) == "")
 
 
 @pytest.mark.usefixtures("cluster_job")
@@ -155,7 +155,7 @@ def test_zerotop_at_another_place_is_found_by_the_path(cluster: Cluster, call_ze
                 assert messages == [f"recording in {tmp_path}/recording"]
                 assert (tmp_path / "asked").exists()
                 wait_for_both(tmp_path / "recording")
-    assert list_samplers(two) == ""
+    wait_for(lambda: list_samplers(two) == "")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.231.77.1"])
@@ -166,7 +166,7 @@ def test_another_job_that_meets_at_the_same_port_is_not_taken_for_this_one(
     with start_rank_on(one, 0, tmp_path, MASTER_ADDR=address), start_rank_on(two, 0, tmp_path, MASTER_ADDR=address):  # noqa: SIM117
         with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages:
             assert messages[0] == "zt-node-2 takes no part: no rank of this job runs there."
-    assert list_samplers(two) == ""
+    wait_for(lambda: list_samplers(two) == "")
 
 
 @pytest.mark.usefixtures("cluster_job")
@@ -288,4 +288,4 @@ def test_a_clock_that_is_minutes_off_is_reported_and_put_right(
             wait_for(lambda: read_alive(recording) == [True, True], 60)
     finally:
         two.run_command("umount", "/proc/sys/kernel/random/boot_id", check=True)
-    assert list_samplers(two) == ""
+    wait_for(lambda: list_samplers(two) == "")

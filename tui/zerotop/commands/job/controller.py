@@ -80,7 +80,8 @@ class JobController:
         """Request an allocation trace of the next steps and return the request's number. Raises OSError."""
         after = 0
         if has_nodes(self._path):  # their own requests, whose answers came over the network, have numbers, too
-            after = max((event.request for event in Recording.open(self._path).events_of(events.Microscope)), default=0)
+            taken = Recording.open(self._path).events_of(events.Microscope)
+            after = max([0, *(event.request for event in taken)])
         request = request_trace(self._recording, steps=steps, stacks=stacks, after=after)
         if has_nodes(self._path):
             order_nodes(self._path, MICROSCOPE, request=request, steps=steps, stacks=stacks)

@@ -62,8 +62,8 @@ def _read_clocks(before: Samples, after: Samples) -> tuple[float, float]:
 
 def _explains_change(change: StepChange, before_mhz: float, after_mhz: float) -> bool:
     """Whether the clock fell far enough for the slowdown; true where a clock is unknown."""
-    slower = change.added_s / compute_known_median(change.before["iteration_s"])
-    return not before_mhz / after_mhz - 1 < _EXPLAINED_SHARE * slower
+    usual_s = compute_known_median(change.before["iteration_s"])
+    return not (before_mhz - after_mhz) * usual_s < _EXPLAINED_SHARE * change.added_s * after_mhz
 
 
 def awaits_use(change: StepChange) -> bool:
