@@ -126,7 +126,7 @@ def await_answers(folder: Path, number: int) -> tuple[list[str], bool]:
         time.sleep(_POLL_S)
     sentences = [f"{host}: {sentence}" for host, answer in sorted(answers.items()) for sentence in answer.said]
     silent = [host for host in asked or () if host not in answers]
-    sentences += [f"{host} does not answer: nothing was done there, and nothing will be." for host in silent]
+    sentences += [f"{host} does not answer. It may have taken the order, and takes none this late." for host in silent]
     late = [host for host, answer in sorted(answers.items()) if not answer.is_done]
     sentences += [f"{host} has taken the order and has not answered within {_DONE_S:.0f} s." for host in late]
     return sentences, not (silent or late or any(answer.failed for answer in answers.values()))
