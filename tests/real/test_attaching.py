@@ -293,6 +293,16 @@ def test_another_tracer(start_job: Job, tmp_path: Path) -> None:
     assert "has not imported PyTorch" in why_not(process, tmp_path, patience_s=30.0)
 
 
+def test_a_tracer_that_leaves_is_waited_for(start_job: Job, tmp_path: Path) -> None:
+    process = start_job()
+    hold = "import sys, time\nfrom zerotop_probe.outside.attaching.ptrace.tracing import _call_ptrace\n"
+    hold += "_call_ptrace(0x4206, int(sys.argv[1]))\nprint(flush=True)\ntime.sleep(1)\n"
+    with subprocess.Popen([sys.executable, "-c", hold, str(process.pid)], stdout=subprocess.PIPE) as tracer:
+        assert tracer.stdout is not None
+        tracer.stdout.readline()
+        assert "has not imported PyTorch" in why_not(process, tmp_path, patience_s=30.0)
+
+
 def test_a_stopped_process(start_job: Job, tmp_path: Path) -> None:
     process = start_job()
     process.send_signal(signal.SIGSTOP)

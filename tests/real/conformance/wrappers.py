@@ -25,11 +25,16 @@ def observe_timeouts(place: Place) -> Iterator[str]:
     inner = place.run_shell("Z timeout 1 sleep 20; echo $?").output.decode().strip()
     yield f"{outer} and {inner}"
     yield left
-    # A timeout whose time is over for SIGALRM ends what it runs as soon as that is ready.
+    # A timeout whose time is over for SIGALRM ends what it runs as soon as that is ready. It sends the signal twice, to the
+    # process and to the group, which are one delivery where both have arrived before the first is handled.
     save = """
 import os, signal, time
 try:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     os.kill(int(open("pid").read()), signal.SIGALRM)
+    while signal.SIGINT not in signal.sigpending(): time.sleep(0.01)
+    time.sleep(0.5)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     time.sleep(20)
 except KeyboardInterrupt:
     try:

@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import struct
+import time
 from typing import NamedTuple
 
 from zerotop_probe.outside import procfs
@@ -23,6 +24,7 @@ from zerotop_probe.outside.causes import describe_cause
 from zerotop_probe.outside.procfs import ProcessHandle
 
 MIN_VERSION = (3, 9)
+SAMPLER_SECONDS = 3.0
 # From this version an interpreter can be asked to run a script: PEP 768.
 REMOTE_EXEC_VERSION = (3, 14)
 
@@ -141,8 +143,8 @@ def _check_traceable(process: ProcessHandle) -> None:
     pid = process.pid
     if not process.is_alive():
         raise CannotEnter(f"Process {pid} has ended.")
-    status = read_status(pid)
-    tracer = int(status.get("TracerPid", "0") or 0)
+    status = _await_untraced(pid)
+    tracer = _find_tracer(status)
     if tracer:
         stat = procfs.read_stat(tracer)
         name = stat.name.decode(errors="replace") if stat is not None else "?"
@@ -152,6 +154,23 @@ def _check_traceable(process: ProcessHandle) -> None:
     if len(status.get("NSpid", "").split()) > len(read_status(os.getpid()).get("NSpid", "").split()):
         raise CannotEnter(f"Process {pid} runs in a container with its own pids and files. Run zerotop inside it.")
     _check_rights(pid, status)
+
+
+def _await_untraced(pid: int) -> dict[str, str]:
+    """Return the status of a process when nothing traces it, at the latest after SAMPLER_SECONDS.
+
+    A sampler of stacks such as py-spy, zerotop's own among them, traces a process for a moment only, but often.
+    """
+    deadline = time.monotonic() + SAMPLER_SECONDS
+    status = read_status(pid)
+    while _find_tracer(status) and time.monotonic() < deadline:
+        time.sleep(0.002)
+        status = read_status(pid)
+    return status
+
+
+def _find_tracer(status: dict[str, str]) -> int:
+    return int(status.get("TracerPid", "0") or 0)
 
 
 def _check_rights(pid: int, status: dict[str, str]) -> None:
