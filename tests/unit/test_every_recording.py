@@ -28,9 +28,11 @@ from zerotop.analysis.memory.host_ledger import read_host_ledgers
 from zerotop.analysis.memory.ledger_rows import ALLOCATED, FREED, OUTSIDE, UNALLOCATED, UNEXPLAINED
 from zerotop.analysis.memory.peak_ledger import read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
+from zerotop.analysis.reports.finding_costs import measure_training_s, rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.reports.recording_summary import build_overview
 from zerotop.analysis.views.memory_view import read_memory_view
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.views.rhythm import infer_iteration
 from zerotop.recording import quick_read
 from zerotop.recording.events.event_files import E
@@ -72,6 +74,16 @@ STOPPED = ("hand-threads", "gpu-offload-110", "x2-hang-kernel", "x2-hang-collect
 GROWING = ("gpu-counted-leak",)
 # The allocator's blocks are a little larger than their tensors: by a larger share in a small model with many of them.
 BLOCKS_LARGER, BLOCKS_LARGER_IN = 0.02, {"hand-clean2": 0.03}
+# Warnings of what may end the job, whatever it costs so far, and of faults of the hardware.
+DANGERS = {
+    "allocator_retries",
+    "host_memory_forecast",
+    "host_memory_short",
+    "nvlink_faults",
+    "nvml_silent",
+    "pcie_link",
+}
+LEAST_SHARE = 0.005  # of the training time: less is shown as 0 %
 # Moments at which ledgers and the memory screen are looked at.
 LEDGERS, VIEWS = 150, 12
 
@@ -101,6 +113,14 @@ def every_finding_is_complete(recorded: Recorded) -> None:
         assert 0 <= finding.cost <= 1
         assert finding.evidence
         assert all(type(value) is float and value == value for value in finding.evidence.values())
+
+
+def a_warning_costs_time_or_memory_or_names_a_danger(recorded: Recorded) -> None:
+    steps = RecordingSource(recorded.recording).job_steps
+    training_s = measure_training_s(steps)
+    for cost in rank_findings(recorded.findings, steps, recorded.recording.end_ns):
+        if cost.finding.severity is Severity.WARNING and cost.finding.name not in DANGERS:
+            assert cost.bytes or cost.compute_share(training_s) >= LEAST_SHARE, cost.finding.headline
 
 
 def findings_at_a_cursor_are_those_known_by_then(recorded: Recorded) -> None:
@@ -324,6 +344,7 @@ def commands_and_facts_hold_no_secret(recorded: Recorded) -> None:
 INVARIANTS = (
     findings_match_the_labels,
     every_finding_is_complete,
+    a_warning_costs_time_or_memory_or_names_a_danger,
     findings_at_a_cursor_are_those_known_by_then,
     no_finding_covers_less_than_before,
     reading_in_pieces_makes_no_difference,

@@ -72,7 +72,7 @@ def test_a_command_has_its_runs_pace_findings_and_gpu_time(recording_root: Path,
     found, _ = run_history(capfd)
     story = next(one for one in found if "llama-8b" in one["command"])
     assert (story["runs"], story["failed"]) == (1, 0)  # its copy counts once
-    assert story["findings"] == {"crowded_cores": 1, "skipping_ended": 1, "double_spike": 1}
+    assert story["findings"] == {"skipping_ended": 1, "double_spike": 1}
     assert story["lost_s"] == pytest.approx(10.57, abs=0.01)
     assert story["gpu_hours"] == pytest.approx(4 * 75.05 / 3600, rel=0.001)
     assert 0 < story["idle_gpu_hours"] < story["gpu_hours"]

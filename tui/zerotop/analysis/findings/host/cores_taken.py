@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_node
-from zerotop.analysis.findings.support.host_load import count_workers, measure_loads, measure_thread_use
+from zerotop.analysis.findings.support.host_load import count_workers, find_longest_wait, measure_loads
 from zerotop.analysis.findings.support.steps.runs import find_run_begins
 from zerotop.analysis.findings.support.thresholds import TAKEN_BUSY_SHARE
 from zerotop.recording.moments.at import find_cores
@@ -67,11 +67,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 def _build_finding(group: Group, host: str, when: tuple[int, int, int], loads: list[Floats], cores: int) -> Finding:
     others, waiting, ranks = (sum(values.tolist()) / len(values) for values in loads)
     evidence = {"others_cores": others, "ranks_cores": ranks, "waiting_cores": waiting, "cores": cores}
-    # While its training thread waits, a rank goes no further; the others wait for the rank that waits longest.
-    uses = {process.rank: measure_thread_use(process, *when[:2], known_ns=when[2]) for process in group.processes_on(host)}
-    waits = {rank: use.waited * 1e9 / (when[1] - when[0]) for rank, use in uses.items() if use is not None}
-    slowest = max(waits, key=waits.__getitem__, default=None)
-    share = waits[slowest] if slowest is not None else None
+    slowest, share = find_longest_wait(group.processes_on(host), *when[:2], known_ns=when[2])
     # What it costs later is not measured.
     evidence |= {"waiting_share": share, "lost_s": share * (when[1] - when[0]) / 1e9} if share else {}
     workers = count_workers(group.processes_on(host), *when[:2])

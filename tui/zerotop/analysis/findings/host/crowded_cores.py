@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_node
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_node
+from zerotop.analysis.findings.support.host_load import find_longest_wait
 from zerotop.analysis.findings.support.started_threads import ADVICE, StartedThreads, find_started_threads
 from zerotop.analysis.findings.support.steps.fp16_warmup import count_skipped_first
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
@@ -17,11 +18,14 @@ from zerotop_probe.recording.tables import PHASES
 
 _KIND = FindingKind(
     name="crowded_cores",
+    lost_once="lost_s",
+    severity=Severity.INFO,
     confidence=0.9,
     headline="{threads:count thread} of {processes:count process} compete for {cores:count core}[ in {phase}]",
     details=(
         "More threads were runnable than there are cores for {crowded_s:seconds} of the first {over_s:seconds} of training."
-        " OMP_NUM_THREADS is {omp}."
+        " OMP_NUM_THREADS is {omp}.[ Meanwhile the training thread of rank {waiting_rank} waited for a core for"
+        " {lost_s:seconds}.]"
     ),
     advice=(
         "Start with as many threads as each rank has cores{binding_too}; torch.set_num_threads() in the script would"
@@ -34,6 +38,7 @@ _STARTED = _KIND.with_changes(
     details=(
         "More threads were runnable than there are cores for {crowded_s:seconds} of {over_s:seconds}. Rank {rank} has"
         " {threads_now} threads instead of {threads_before} since step {step}."
+        "[ Meanwhile the training thread of rank {waiting_rank} waited for a core for {lost_s:seconds}.]"
     ),
     advice=ADVICE,
     fix="{started_fix}",
@@ -43,6 +48,8 @@ CROWDED_LOAD = 1.5
 CROWDED_SECONDS = 1.0
 # Share of the cores that the ranks use then. If other processes use them, the ranks do not have too many threads.
 CROWDED_RANKS_SHARE = 0.6
+# Share of that time in which a training thread waits for a core, from which on it costs something.
+WAITING_SHARE = 0.02
 
 # Ticks further apart than this (ns) are not joined: the sampler was stopped.
 _LONGEST_TICK_NS = 1_000_000_000
@@ -109,7 +116,12 @@ def _build_finding(group: Group, processes: list[Process], cores: int, ticks: li
         "crowded_s": sum(lengths) / 1e9,
         "over_s": (times[-1] - (begin_ns if started is None else first_ns)) / 1e9,
     }
+    waiting_rank, share = find_longest_wait(processes, first_ns, times[-1], known_ns=known_ns)
+    is_costly = share is not None and share >= WAITING_SHARE
+    if share is not None and is_costly:
+        evidence |= {"lost_s": share * (times[-1] - first_ns) / 1e9}
     values: dict[str, Any] = {
+        "waiting_rank": waiting_rank if is_costly else None,
         "phase": _find_phase(processes[0], np.array(times)),
         "omp": processes[0].environment.get("OMP_NUM_THREADS") or "not set",
         "share": max(1, cores // len(processes)),
@@ -119,6 +131,8 @@ def _build_finding(group: Group, processes: list[Process], cores: int, ticks: li
         kind = _STARTED
         values |= {"threads_now": started.after, "threads_before": started.before}
         values["started_fix"] = started.build_fix(processes[0], len(processes))
+    if is_costly:
+        kind = kind.with_changes(severity=Severity.WARNING)
     return kind.at(group, first_ns, known_ns, evidence, ranks=[process.rank for process in processes], **values)
 
 

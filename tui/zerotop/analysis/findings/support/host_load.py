@@ -62,6 +62,19 @@ def measure_thread_use(process: Process, begin_ns: int, end_ns: int, *, known_ns
     return ThreadUse(computed, waited)
 
 
+def find_longest_wait(
+    processes: Sequence[Process], begin_ns: int, end_ns: int, *, known_ns: int
+) -> tuple[int, float] | tuple[None, None]:
+    """Return the rank whose first thread waits for a core longest, and the share of this time; None if it is not known.
+
+    While its training thread waits, a rank goes no further; the others wait for it. Times as for measure_thread_use.
+    """
+    uses = {process.rank: measure_thread_use(process, begin_ns, end_ns, known_ns=known_ns) for process in processes}
+    waits = {rank: use.waited * 1e9 / (end_ns - begin_ns) for rank, use in uses.items() if use is not None}
+    slowest = max(waits, key=waits.__getitem__, default=None)
+    return (None, None) if slowest is None else (slowest, waits[slowest])
+
+
 def measure_usual_use(process: Process, steps: Rows, known_ns: int) -> ThreadUse | None:
     """Return the usual use of a process's first thread in one iteration: the median over parts of these steps.
 
