@@ -187,7 +187,7 @@ def test_the_phase_of_the_peak(all_findings: Findings) -> None:
     assert owner.evidence["backward_peak_bytes"] == pytest.approx(13.58e9, rel=0.001)
     assert owner.evidence["step_peak_bytes"] == pytest.approx(10.94e9, rel=0.001)
     assert owner.evidence["held_after_step_bytes"] == pytest.approx(6.98e9, rel=0.001)
-    assert owner.details.startswith("In steps 1 to 3, forward peaks at 12.07 GiB, step at 10.19 GiB. 6.50 GiB (51 %")
+    assert owner.details.startswith("The peak of forward is 12.07 GiB there, that of step 10.19 GiB. 6.50 GiB (51 %")
     # More than a hundred GiB of these devices were never used.
     assert (owner.advice, find_one(all_findings["story"], "peak_owner").advice) == ("", "")
 
@@ -277,7 +277,7 @@ def test_a_drift_and_host_memory_that_grows(all_findings: Findings) -> None:
 
 def test_the_owner_of_the_peak_tells_in_which_steps_it_was_measured(all_findings: Findings) -> None:
     """Memory of gpu-leak grows afterwards."""
-    assert re.match(r"In steps 1 to \d+, ", find_one(all_findings["gpu-leak"], "peak_owner").details)
+    assert re.match(r"In steps 1 to \d+, ", find_one(all_findings["gpu-leak"], "peak_owner").headline)
 
 
 def test_the_estimate_against_the_peak(all_findings: Findings) -> None:

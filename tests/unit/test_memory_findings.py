@@ -100,7 +100,7 @@ def add_look(folder: Path, why: str, at_ns: int, step: int, blocks: Sequence[Blo
         (
             "gpu-lines-leak",
             "peak_owner",
-            "In training, memory peaks in backward: 3.66 GiB of 79.18 GiB",
+            "In steps 1 to 3, memory peaks in backward: 3.66 GiB of 79.18 GiB",
             "Peak memory of step 4, by line: 1.25 GiB at memory_on_gpu.py:32 in forward,",
         ),
     ],

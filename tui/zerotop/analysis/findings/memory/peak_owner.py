@@ -22,9 +22,9 @@ _KIND = FindingKind(
     name="peak_owner",
     severity=Severity.INFO,
     confidence=0.95,
-    headline="In training, memory peaks{now} in {owner}: {peak:bytes}[ of {device_bytes:bytes}]",
+    headline="In steps {step} to {last_step}, memory peaks in {owner}: {peak:bytes}[ of {device_bytes:bytes}]",
     details=(
-        "In steps {step} to {last_step}, {second} peaks at {second_peak:bytes}, {third} at {third_peak:bytes}."
+        "The peak of {second} is {second_peak:bytes} there, that of {third} {third_peak:bytes}."
         " {held_after_step_bytes:bytes} ({share:percent} of the peak) stay allocated from step to step.[ {lines}]"
     ),
     advice="To lower the peak, recompute activations or lower {batch_size}.",
@@ -87,7 +87,6 @@ def _find_owners(peaks: Ints) -> Ints:
 
 def _build_finding(window: SearchWindow[Group], found: _Owner, look: FoundLook) -> Finding:
     group, lead, (indices, peaks, owner) = window.subject, window.subject.lead, found
-    is_first = window.find_once(lambda: found, _KIND) is found
     rows = lead.phased_steps[indices]
     held = int(read_held_bytes(lead, rows).max())
     second, third = (index for index in range(len(PARTS)) if index != owner)
@@ -101,7 +100,6 @@ def _build_finding(window: SearchWindow[Group], found: _Owner, look: FoundLook) 
         rows,
         evidence | {"held_after_step_bytes": held},
         known_ns=look.known_ns,
-        now="" if is_first else " now",
         owner=PARTS[owner],
         peak=peaks[owner],
         device_bytes=lead.device_bytes,

@@ -26,8 +26,8 @@ _LAUNCHES = FindingKind(
     confidence=0.85,
     headline="The GPU waits for launches {share:percent} of the time in steps {first_step:.0f} to {last_step:.0f}",
     details=(
-        "These steps take {iteration_s:seconds}. Kernels run in {use:percent} of the time, and {cores:.1f} cores are busy"
-        " to launch them: each takes less time than its launch.[ Iterations wander from {low_s:seconds} to"
+        "These steps take {iteration_s:seconds}. Kernels run in {use:percent} of the time; in the rest the GPU waits"
+        " for the next launch, with which {cores:.1f} cores are busy.[ Iterations wander from {low_s:seconds} to"
         " {high_s:seconds} with the pace of those cores.]"
     ),
     advice="{help}",
