@@ -473,6 +473,14 @@ async def test_where_the_cpu_sets_the_pace_launches_are_beside_what_the_gpu_comp
         assert "CPU launches" not in seen.read_text()  # the GPU is busy
 
 
+async def test_a_gpu_that_a_thread_keeps_waiting_is_not_said_to_wait_for_launches() -> None:
+    """It is busy for 0.03 % of the time, which NVML's whole per cent do not resolve."""
+    async with open_app(recordings.open_recording("hand-threads"), size=(120, 50)) as seen:
+        text = seen.read_text()
+        assert "CPU launches" not in text
+        assert "The GPU idles 19.2 s of 19.2 s, 14.3 s of it in forward" in text
+
+
 async def test_a_change_that_only_counted_steps_tell_begins_another_fold() -> None:
     async with open_app(recordings.open_recording("gpu-counted-pause"), size=(120, 50)) as seen:
         assert "Iteration 145 ms · median of 3, steps 27–49" in seen.read_text()

@@ -162,10 +162,10 @@ def test_iterations() -> None:
 def test_iterations_in_milliseconds_and_ascii() -> None:
     assert read_texts(draw_iteration(view_at("cpu-clean", 35.05), 60, 8, ASCII)) == [
         "Iteration ms -----------------------------------------------",
-        "  60+^b                                    step 13      31.6",
-        "    |bb    SS                              . outside     0.2",
-        "  40+ffSSSSSSSSSS      SSSS                S step        7.2",
-        "    |ffbbbbbbbbbbbbbbSSbbbbSSSSSS          b backward   18.7",
+        "  60+^S                                    step 13      31.6",
+        "    |SS    SS                              . outside     0.2",
+        "  40+bbSSSSSSSSSS      SSSS                S step        7.2",
+        "    |bbbbbbbbbbbbbbbbSSbbbbSSSSSS          b backward   18.7",
         "  20+ffbbbbbbbbbbbbbbbbbbbbbbbbbb          f forward     5.5",
         "    |ffffffffffffffffffffffffffff          : data        0.1",
         "    +0---------5---------10--------------                   ",
@@ -496,3 +496,9 @@ def test_the_legend_of_a_step_has_every_figure_whole() -> None:
         assert named, width
         assert all(row[-1].isdecimal() for row in named), named
         assert ("between the phases" in named[0]) == (width >= 76)
+
+
+def test_a_column_that_is_too_tall_keeps_the_shares_of_its_phases() -> None:
+    """Forward is 75 % of it, data 1 %."""
+    rows = read_texts(draw_iteration(view_at("hand-threads", 99.0), 60, 12, ASCII))[1:-1]
+    assert "".join(row[40] for row in rows).split() == ["^bffffff"]

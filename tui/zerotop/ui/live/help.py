@@ -46,7 +46,7 @@ TERMS: tuple[tuple[str, str], ...] = (
         "Iteration",
         "One column per step, the newest at the right, with its phases stacked: data, forward, backward, step, rest.\n"
         "Of several ranks it shows the chosen one, else one that delays the others, else the first.\n"
-        "▲ marks a column taller than the chart.",
+        "▲ marks a column taller than the chart; its phases keep their shares of it.",
     ),
     (
         "loss",

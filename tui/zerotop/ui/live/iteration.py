@@ -135,14 +135,18 @@ def _choose_step_width(total: int | None, count: int, room: int) -> int:
 def _plot_steps(
     canvas: Canvas, iterations: Iterations, shown: slice, scale: Scale, step_width: int, marks: Mapping[int, str]
 ) -> None:
-    """Plot the columns of the shown steps, with marks on those that are missing, too tall, skipped or in ``marks``."""
+    """Plot the columns of the shown steps, with marks on those that are missing, too tall, skipped or in ``marks``.
+
+    The phases of a column that is too tall keep their shares of it.
+    """
     glyphs, plot_rows = canvas.glyphs, scale.count_plot_rows(canvas.height)
     spare = canvas.height - plot_rows
     plot = canvas.slice_rows(spare, plot_rows)
     column_width = step_width - (step_width > 2)
     drawn = np.arange(step_width) < column_width  # of the cells of a step; the last one may be a gap
+    shrink = np.minimum(1.0, scale.uppermost / iterations.iteration_s[shown])
     layers = [
-        (phase_style(name), np.where(drawn, seconds[:, None], 0.0).ravel())
+        (phase_style(name), np.where(drawn, (seconds * shrink)[:, None], 0.0).ravel())
         for name, seconds in _list_phases(iterations, shown).items()
     ]
     plot_stack(plot, layers, top=scale.uppermost)
