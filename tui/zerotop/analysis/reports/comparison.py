@@ -14,7 +14,7 @@ from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.ranks.delays import list_delays
 from zerotop.analysis.reports.measures import Comparison, Measure, Unit, Value
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
-from zerotop.analysis.steps.job_pace import estimate_tokens, find_usual, measure_overlap
+from zerotop.analysis.steps.job_pace import find_usual, measure_token_rate
 from zerotop.recording.moments.process_exits import describe_exit_code
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events
@@ -195,10 +195,9 @@ def _find_slowest(side: RecordedRun) -> float | None:
 
 
 def _measure_token_rate(side: RecordedRun) -> float | None:
-    """Return tokens per second of all ranks over all iterations."""
-    seconds = float(np.nansum(side.view.iterations.iteration_s)) * measure_overlap(side.source.job_steps)
-    tokens = sum(estimate_tokens(process.step_rows, process.step_rows["tokens"]) for process in side.source.rank_steps)
-    return tokens / seconds if tokens and seconds > 0 else None
+    """Return tokens per second of all ranks over the usual iterations."""
+    rate = measure_token_rate(side.source.job_steps, side.source.job_tokens)
+    return None if math.isnan(rate) else rate
 
 
 def _compare_memory(sides: Sides) -> Iterator[Measure]:

@@ -122,7 +122,7 @@ def describe_pace(rows: Rows, token_counts: Ints) -> Iterator[str]:
     if seconds[slowest] > 1.5 * median:
         text += f", the slowest {formatting.format_seconds(float(seconds[slowest]))} in step {rows['step'][slowest]}"
     if not math.isnan(rate := measure_token_rate(rows, token_counts)):
-        text += f"; {rate:,.0f} tokens per second"
+        text += f"; {rate:,.0f} tokens per second on average"
     yield f"{text}."
 
 

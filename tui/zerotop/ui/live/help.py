@@ -19,7 +19,7 @@ TERMS: tuple[tuple[str, str], ...] = (
     (
         "micro-batch 2 × accumulation 1 × 8 ranks",
         "Samples per rank and pass, gradient accumulation steps, and ranks; short: mb2 ga1 ×8.\n"
-        "The product is the number of samples per update.",
+        "The product is the number of samples per update. Where it changed, the step from which on it is so follows.",
     ),
     SIZES_TERM,
     LEFT_OUT_TERM,
