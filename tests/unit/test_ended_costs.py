@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import recordings
 from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.reports.cost_text import describe_cost
-from zerotop.analysis.reports.finding_costs import measure_training_s, rank_findings
+from zerotop.analysis.reports.finding_costs import measure_training_s, overlap, rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.recording.samples import Rows
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
@@ -16,7 +18,7 @@ from zerotop.recording.steps.step_dtype import STEP_DTYPE
 
 def tell_cost(run: RecordedRun, steps: Rows, end_ns: int) -> str:
     cost = next(one for one in rank_findings(run.findings, steps, end_ns) if one.finding.name == "hung_ranks")
-    return describe_cost(cost, measure_training_s(steps), run.view)
+    return describe_cost(cost, run.view)
 
 
 def test_the_cost_of_standing_still_is_the_whole_wait() -> None:
@@ -29,6 +31,22 @@ def test_the_cost_of_standing_still_is_the_whole_wait() -> None:
     trained_s = measure_training_s(finished)
     end_ns = hung.begin_ns + int(np.rint(trained_s * 3e9))
     assert tell_cost(run, finished, end_ns).endswith(" s in all, 75 % of the training time")
+
+
+def test_all_shares_are_of_one_time_and_those_of_the_same_steps_are_told_to_overlap() -> None:
+    """A wait that no finished step includes is a part of that time for all findings, not only for its own."""
+    run = RecordedRun(recordings.open_recording("cpu-hang"), memory=False)
+    hung = next(finding for finding in run.findings if finding.name == "hung_ranks")
+    steps = run.source.job_steps[run.source.job_steps["end_unix_ns"] <= hung.begin_ns]
+    slow = replace(hung, name="slow_forward", kind=None, begin_ns=int(steps["begin_unix_ns"][0]), cost=0.5, evidence={})
+    trained_s = measure_training_s(steps)
+    ranked = rank_findings([hung, slow], steps, hung.begin_ns + round(trained_s * 1e9))
+    shares = {cost.finding.name: cost.share for cost in ranked}
+    assert shares == {"hung_ranks": pytest.approx(0.5), "slow_forward": pytest.approx(0.25, rel=0.05)}
+    assert not overlap(ranked)
+    twice = rank_findings([slow, replace(slow, name="slow_cores")], steps, run.source.end_ns)
+    assert [cost.share for cost in twice] == [pytest.approx(0.5, rel=0.1)] * 2
+    assert overlap(twice)
 
 
 def test_waiting_for_launches_costs_nothing_after_its_end() -> None:

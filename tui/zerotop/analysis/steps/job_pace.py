@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from zerotop.recording.samples import Floats, Ints, Rows
 from zerotop.recording.steps.missing_steps import find_recorded
+from zerotop.recording.steps.step_dtype import sum_training_s
 
 Chosen = slice | NDArray[np.bool_]
 """Which of some steps."""
@@ -51,11 +52,6 @@ def measure_iteration(rows: Rows) -> float:
     """Return the median seconds of the usual iterations of a job (STEP_DTYPE); NaN without any."""
     usual = find_usual(rows["iteration_s"], rows["skipped"])
     return float(np.median(rows["iteration_s"][usual])) if usual.any() else math.nan
-
-
-def sum_training_s(steps: Rows) -> float:
-    """Return the sum of iterations, evaluations and checkpoints (STEP_DTYPE), in seconds."""
-    return float(sum(np.nansum(steps[name] * steps["steps"]) for name in ("iteration_s", "eval_s", "checkpoint_s")))
 
 
 def measure_overlap(steps: Rows) -> float:

@@ -99,7 +99,7 @@ TERMS: tuple[tuple[str, str], ...] = (
     ),
     (
         "watching costs",
-        "The share of the training time that zerotop takes, by its own measurement, and the seconds of one-time work, such\n"
+        "The share of the time that zerotop takes, by its own measurement, and the seconds of one-time work, such\n"
         "as counting all tensors. Short steps are recorded in less detail to keep to the budget (--budget).\n"
         "Lost records could not be written, for example because the disk was full.",
     ),
