@@ -49,6 +49,15 @@ def test_all_shares_are_of_one_time_and_those_of_the_same_steps_are_told_to_over
     assert overlap(twice)
 
 
+@pytest.mark.parametrize(("name", "own"), [("hand-rank0", 2), ("gpu-counted-hogs", 1), ("hardware-pcie", 2)])
+def test_gpu_hours_are_those_of_the_gpus_with_ranks_of_the_job(name: str, own: int) -> None:
+    """The first two jobs leave GPUs of their machine alone; of the third no allocator was recorded."""
+    run = RecordedRun(recordings.open_recording(name), memory=False)
+    assert len(run.view.job_gpus) == own
+    cost = replace(rank_findings(run.findings, run.source.job_steps, run.source.end_ns)[0], seconds=3600.0)
+    assert f", {own}.00 GPU hours" in describe_cost(cost, run.view)
+
+
 def test_waiting_for_launches_costs_nothing_after_its_end() -> None:
     """From step 100 on pauses take most of the time: the steps up to 79 were judged to wait for launches."""
     run = RecordedRun(recordings.open_recording("hand-rank0"), memory=False)

@@ -281,6 +281,12 @@ class LiveView:
     is_last_step: bool = False  # of a job that has ended since then
 
     @property
+    def job_gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs on which the job's ranks allocate or, where no rank reports, its processes hold memory."""
+        with_ranks = tuple(gpu for gpu in self.gpus if gpu.ranks)
+        return with_ranks or tuple(gpu for gpu in self.gpus if gpu.process_bytes)
+
+    @property
     def cost_text(self) -> str:
         """The cost of the job from its launch to the cursor, as ``$1.42``; "" without a price."""
         return self.job.price.format_cost(self.progress.elapsed_s) if self.job.price is not None else ""

@@ -103,13 +103,13 @@ def _format_value(value: object) -> str | None:
 
 def _describe_allocator(side: RecordedRun) -> str | None:
     """Return the settings of PyTorch's CUDA allocator; None without a GPU."""
-    if not side.view.gpus:
+    if not side.view.job_gpus:
         return None
     return read_settings(side.hello).text or "default"
 
 
 def _describe_gpus(side: RecordedRun) -> str:
-    counts = Counter(gpu.name for gpu in side.view.gpus)
+    counts = Counter(gpu.name for gpu in side.view.job_gpus)
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
 
 
@@ -203,7 +203,7 @@ def _measure_token_rate(side: RecordedRun) -> float | None:
 def _compare_memory(sides: Sides) -> Iterator[Measure]:
     """Compare the peaks of each GPU of the job, or of the fullest where there are many, and of the processes."""
     section = "Peak memory"
-    used = [[gpu for gpu in side.view.gpus if gpu.ranks] for side in sides]
+    used = [side.view.job_gpus for side in sides]
     count = max(map(len, used))
     known = [[gpu.index for gpu in gpus] for gpus in used]
     most = max(known, key=len)

@@ -39,6 +39,6 @@ def describe_share(share: float) -> str:
 def _describe_hours(seconds: float, view: LiveView) -> str:
     """Return ``, 0.05 GPU hours ($0.19)``. The whole job waits when one of its ranks does."""
     price = view.job.price
-    hours = seconds * len(view.gpus) / 3600
+    hours = seconds * len(view.job_gpus) / 3600
     text = f", {hours:,.2f} GPU hours" if hours >= 0.01 else ""
     return text + (f" ({price.format_cost(seconds)})" if price is not None else "")

@@ -96,5 +96,5 @@ def _describe_cost(view: LiveView) -> list[str]:
 def _describe_gpus(view: LiveView) -> list[str]:
     return [
         f"GPU {gpu.index} {gpu.name}: {format_bytes(gpu.used_bytes)} of {format_bytes(gpu.total_bytes)} in use at the end"
-        for gpu in view.gpus
+        for gpu in view.job_gpus
     ]

@@ -121,7 +121,7 @@ def _build_progress_items(view: LiveView, bar: int, glyphs: Glyphs) -> list[tupl
         items.append((6, (("mean ", "band-muted"), *rate) if is_named else rate))
     # Groups of ranks that share a replica hold parts of the parameters.
     ranks = job.ranks if job.batch_ranks == job.ranks and not job.stages else None
-    gpus = [gpu.name for gpu in view.gpus]
+    gpus = [gpu.name for gpu in view.job_gpus]
     sizes = (job.parameters, job.trainable_parameters, ranks)
     mfu = measure_mfu(progress.tokens_per_s, *sizes, gpus, job.short_precision, job.model)
     if is_known(mfu):
