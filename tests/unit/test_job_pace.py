@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from zerotop.analysis.checks.budget import Budget
 from zerotop.analysis.checks.checks import check_run
 from zerotop.analysis.formatting import format_seconds
 from zerotop.analysis.reports.comparison import compare_paths
+from zerotop.analysis.reports.headline import summarize_recording
 from zerotop.analysis.reports.recorded_run import RecordedRun
+from zerotop.analysis.reports.recording_index import judge_recording
 from zerotop.analysis.reports.recording_summary import build_overview
 from zerotop.analysis.reports.verdict import describe_pace
 from zerotop.analysis.steps.job_pace import measure_iteration, measure_mean, measure_token_rate
@@ -95,6 +98,26 @@ def test_there_is_no_token_rate_where_the_batch_grew_in_steps_that_were_only_cou
     assert measure_token_rate(steps, tokens, slice(-10, None)) == pytest.approx(800)
     steps, tokens = make_counted([100] * 50 + [0] * 2 + [800] * 48, [4] * 52 + [32] * 48)
     assert measure_token_rate(steps, tokens) == pytest.approx(443, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "recorded"),
+    [
+        ("x4-attached", 26, " (17 recorded)"),
+        ("held-restart", 30, " (47 recorded)"),
+        ("x2-hang-kernel", 58, ""),
+        ("story", 14, ""),
+    ],
+)
+def test_header_summary_and_list_count_the_same_steps(name: str, steps: int, recorded: str) -> None:
+    """Where the recording began later, a restart repeated steps, or the lowest rank made fewer than others."""
+    recording = open_recording(name)
+    view = RecordingSource(recording).view_at(None)
+    assert view.progress.finished_steps == steps
+    summary = summarize_recording(recording)
+    assert f"\n{steps} steps{recorded}, " in summary
+    assert f"median {view.progress.iteration_s:.3f} s per iteration" in summary
+    assert judge_recording(Path(recording.path), build_overview(recording)).steps == steps
 
 
 def test_every_command_has_the_same_tokens_per_second() -> None:

@@ -207,6 +207,7 @@ def judge_recording(path: Path, overview: Overview) -> Overview:
     share = costs[0].share if costs else None
     return replace(
         overview,
+        steps=run.view.progress.finished_steps,  # of all ranks, of which the overview read the lowest
         worst=costs[0].finding.headline if costs else "",
         worst_share=math.nan if share is None else share,
         lost_s=costs[0].seconds if costs and costs[0].seconds else math.nan,
