@@ -11,6 +11,7 @@ import recordings
 from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import measure_training_s, overlap, rank_findings
+from zerotop.analysis.reports.finding_json import list_findings_json
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.recording.samples import Rows
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
@@ -56,6 +57,14 @@ def test_gpu_hours_are_those_of_the_gpus_with_ranks_of_the_job(name: str, own: i
     assert len(run.view.job_gpus) == own
     cost = replace(rank_findings(run.findings, run.source.job_steps, run.source.end_ns)[0], seconds=3600.0)
     assert f", {own}.00 GPU hours" in describe_cost(cost, run.view)
+
+
+def test_programs_get_the_share_that_is_shown() -> None:
+    run = RecordedRun(recordings.open_recording("story"), memory=False)
+    ranked = rank_findings(run.findings, run.source.job_steps, run.source.end_ns)
+    shares = {one["name"]: one["lost_share"] for one in list_findings_json(run) if one["lost_share"] is not None}
+    assert shares == {cost.finding.name: cost.share for cost in ranked if cost.share is not None}
+    assert len(shares) > 1
 
 
 def test_waiting_for_launches_costs_nothing_after_its_end() -> None:

@@ -203,7 +203,7 @@ def _measure_token_rate(side: RecordedRun) -> float | None:
 def _compare_memory(sides: Sides) -> Iterator[Measure]:
     """Compare the peaks of each GPU of the job, or of the fullest where there are many, and of the processes."""
     section = "Peak memory"
-    used = [side.view.job_gpus for side in sides]
+    used = [list(side.view.job_gpus) for side in sides]
     count = max(map(len, used))
     known = [[gpu.index for gpu in gpus] for gpus in used]
     most = max(known, key=len)
