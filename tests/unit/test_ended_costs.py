@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import recordings
 from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.reports.cost_text import describe_cost
-from zerotop.analysis.reports.finding_costs import measure_training_s, rank_findings
+from zerotop.analysis.reports.finding_costs import measure_training_s, overlap, rank_findings
+from zerotop.analysis.reports.finding_json import list_findings_json
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.recording.samples import Rows
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
@@ -16,7 +19,7 @@ from zerotop.recording.steps.step_dtype import STEP_DTYPE
 
 def tell_cost(run: RecordedRun, steps: Rows, end_ns: int) -> str:
     cost = next(one for one in rank_findings(run.findings, steps, end_ns) if one.finding.name == "hung_ranks")
-    return describe_cost(cost, measure_training_s(steps), run.view)
+    return describe_cost(cost, run.view)
 
 
 def test_the_cost_of_standing_still_is_the_whole_wait() -> None:
@@ -29,6 +32,39 @@ def test_the_cost_of_standing_still_is_the_whole_wait() -> None:
     trained_s = measure_training_s(finished)
     end_ns = hung.begin_ns + int(np.rint(trained_s * 3e9))
     assert tell_cost(run, finished, end_ns).endswith(" s in all, 75 % of the training time")
+
+
+def test_all_shares_are_of_one_time_and_those_of_the_same_steps_are_told_to_overlap() -> None:
+    """A wait that no finished step includes is a part of that time for all findings, not only for its own."""
+    run = RecordedRun(recordings.open_recording("cpu-hang"), memory=False)
+    hung = next(finding for finding in run.findings if finding.name == "hung_ranks")
+    steps = run.source.job_steps[run.source.job_steps["end_unix_ns"] <= hung.begin_ns]
+    slow = replace(hung, name="slow_forward", kind=None, begin_ns=int(steps["begin_unix_ns"][0]), cost=0.5, evidence={})
+    trained_s = measure_training_s(steps)
+    ranked = rank_findings([hung, slow], steps, hung.begin_ns + round(trained_s * 1e9))
+    shares = {cost.finding.name: cost.share for cost in ranked}
+    assert shares == {"hung_ranks": pytest.approx(0.5), "slow_forward": pytest.approx(0.25, rel=0.05)}
+    assert not overlap(ranked)
+    twice = rank_findings([slow, replace(slow, name="slow_cores")], steps, run.source.end_ns)
+    assert [cost.share for cost in twice] == [pytest.approx(0.5, rel=0.1)] * 2
+    assert overlap(twice)
+
+
+@pytest.mark.parametrize(("name", "own"), [("hand-rank0", 2), ("gpu-counted-hogs", 1), ("hardware-pcie", 2)])
+def test_gpu_hours_are_those_of_the_gpus_with_ranks_of_the_job(name: str, own: int) -> None:
+    """The first two jobs leave GPUs of their machine alone; of the third no allocator was recorded."""
+    run = RecordedRun(recordings.open_recording(name), memory=False)
+    assert len(run.view.job_gpus) == own
+    cost = replace(rank_findings(run.findings, run.source.job_steps, run.source.end_ns)[0], seconds=3600.0)
+    assert f", {own}.00 GPU hours" in describe_cost(cost, run.view)
+
+
+def test_programs_get_the_share_that_is_shown() -> None:
+    run = RecordedRun(recordings.open_recording("story"), memory=False)
+    ranked = rank_findings(run.findings, run.source.job_steps, run.source.end_ns)
+    shares = {one["name"]: one["lost_share"] for one in list_findings_json(run) if one["lost_share"] is not None}
+    assert shares == {cost.finding.name: cost.share for cost in ranked if cost.share is not None}
+    assert len(shares) > 1
 
 
 def test_waiting_for_launches_costs_nothing_after_its_end() -> None:

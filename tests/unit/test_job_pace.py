@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ from zerotop.analysis.checks.budget import Budget
 from zerotop.analysis.checks.checks import check_run
 from zerotop.analysis.formatting import format_seconds
 from zerotop.analysis.reports.comparison import compare_paths
+from zerotop.analysis.reports.headline import summarize_recording
 from zerotop.analysis.reports.recorded_run import RecordedRun
+from zerotop.analysis.reports.recording_index import judge_recording
 from zerotop.analysis.reports.recording_summary import build_overview
 from zerotop.analysis.reports.verdict import describe_pace
 from zerotop.analysis.steps.job_pace import measure_iteration, measure_mean, measure_token_rate
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.recording.samples import Rows
+from zerotop.recording.samples import Ints, Rows
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
 
 
@@ -32,7 +35,8 @@ def test_skipped_steps_do_not_tell_how_long_an_iteration_takes() -> None:
     rows = make_steps([1.0, 1.0, 1.0, math.nan, 3.0, 3.2], skipped=3)
     assert measure_iteration(rows) == pytest.approx(3.1)
     (text,) = describe_pace(rows, np.full(6, 46))
-    assert text == "An iteration takes 3.10 s (median without 3 skipped); 25 tokens per second."
+    # Over the same steps as the median.
+    assert text == "An iteration takes 3.10 s (median without 3 skipped); 15 tokens per second on average."
     only_skipped = make_steps([1.0, 2.0, 3.0], skipped=3)
     assert measure_iteration(only_skipped) == 2.0
     assert next(describe_pace(only_skipped, np.zeros(3, np.int64))).startswith("An iteration takes 2.00 s (median).")
@@ -65,10 +69,55 @@ def test_header_summary_list_and_comparison_agree_at_the_end(name: str) -> None:
     progress = source.view_at(None).progress
     (sentence,) = describe_pace(source.job_steps, source.job_tokens)
     assert f"takes {format_seconds(progress.iteration_s)} (median" in sentence
-    assert f"; {progress.tokens_per_s:,.0f} tokens per second." in sentence
+    assert f"; {progress.tokens_per_s:,.0f} tokens per second on average." in sentence
     assert build_overview(open_recording(name)).iteration_s == pytest.approx(progress.iteration_s, rel=0.02)  # of one rank
     rows = {row.name: row.values for row in compare_paths([open_recording(name), open_recording("z2")]).measures}
     assert rows["iteration"][0] == progress.iteration_s
+
+
+def make_counted(sizes: list[int], rows: list[int]) -> tuple[Rows, Ints]:
+    """Return steps of a second each; those of no tokens were only counted."""
+    steps = make_steps([1.0] * len(sizes))
+    tokens = np.array(sizes)
+    steps["counted"], steps["rows"] = tokens == 0, rows
+    return steps, tokens
+
+
+def test_counted_steps_have_the_tokens_of_the_known_ones_around_them() -> None:
+    assert measure_token_rate(*make_counted([100] * 10 + [0] * 70 + [100, 0, 100, 0], [4] * 84)) == pytest.approx(100)
+    # Sequences became longer, mostly in the known steps at the begin.
+    steps, tokens = make_counted([100, 0, 100] * 10 + [0] * 60 + [300] * 10, [4] * 100)
+    assert measure_token_rate(steps, tokens) == pytest.approx(180)
+    assert measure_token_rate(steps, tokens, slice(-10, None)) == pytest.approx(300)
+    assert math.isnan(measure_token_rate(steps, tokens, slice(40, 50)))  # none of them is known
+
+
+def test_there_is_no_token_rate_where_the_batch_grew_in_steps_that_were_only_counted() -> None:
+    steps, tokens = make_counted([100] * 30 + [0] * 60 + [800] * 10, [4] * 90 + [32] * 10)
+    assert math.isnan(measure_token_rate(steps, tokens))
+    assert measure_token_rate(steps, tokens, slice(-10, None)) == pytest.approx(800)
+    steps, tokens = make_counted([100] * 50 + [0] * 2 + [800] * 48, [4] * 52 + [32] * 48)
+    assert measure_token_rate(steps, tokens) == pytest.approx(443, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "recorded"),
+    [
+        ("x4-attached", 26, " (17 recorded)"),
+        ("held-restart", 30, " (47 recorded)"),
+        ("x2-hang-kernel", 58, ""),
+        ("story", 14, ""),
+    ],
+)
+def test_header_summary_and_list_count_the_same_steps(name: str, steps: int, recorded: str) -> None:
+    """Where the recording began later, a restart repeated steps, or the lowest rank made fewer than others."""
+    recording = open_recording(name)
+    view = RecordingSource(recording).view_at(None)
+    assert view.progress.finished_steps == steps
+    summary = summarize_recording(recording)
+    assert f"\n{steps} steps{recorded}, " in summary
+    assert f"median {view.progress.iteration_s:.3f} s per iteration" in summary
+    assert judge_recording(Path(recording.path), build_overview(recording)).steps == steps
 
 
 def test_every_command_has_the_same_tokens_per_second() -> None:

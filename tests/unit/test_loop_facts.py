@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from zerotop.analysis.engine import LOOP, EngineSummary, measure_batch, parse_engine
 from zerotop.analysis.findings.support.steps.fp16_warmup import estimate_state_bytes
@@ -58,6 +59,13 @@ def test_a_loop_is_described_by_what_trains_it() -> None:
     assert "(0.0 M trained)" in EngineSummary(**parse_engine(EngineFacts(make_loop()))).describe_engine()
 
 
+def make_steps(rows: list[int], first_step: int = 0) -> NDArray[Any]:
+    steps = np.zeros(len(rows), STEP_DTYPE)
+    steps["rows"], steps["micro_steps"], steps["steps"] = rows, np.where(np.array(rows) < 0, -1, 1), 1
+    steps["step"] = np.arange(len(rows)) + first_step
+    return steps
+
+
 @pytest.mark.parametrize(
     ("rows", "micro_steps", "stated", "measured"),
     [
@@ -77,19 +85,40 @@ def test_batches_are_counted_where_no_library_states_them(
     assert measure_batch(EngineFacts(make_loop(optimizers=[{}, {}], **stated)), steps) == {}
 
 
-@pytest.mark.parametrize(("rows", "batch"), [([32, 32, 8], 32), ([8, 32], 32), ([64] * 9 + [32, 32, 32, 8] * 16, 32)])
-def test_the_smaller_last_batch_of_an_epoch_is_not_the_batch_size(rows: list[int], batch: int) -> None:
-    """Of the last steps: a batch size that was changed long ago does not count."""
-    steps = np.zeros(len(rows), STEP_DTYPE)
-    steps["rows"], steps["micro_steps"], steps["step"] = rows, 1, np.arange(len(rows)) + 100
-    assert measure_batch(EngineFacts(make_loop()), steps) == {"micro_batch": batch, "gradient_accumulation": 1}
+@pytest.mark.parametrize(
+    ("rows", "measured"),
+    [
+        ([32, 32, 8], {"micro_batch": 32}),
+        ([8, 32], {"micro_batch": 32}),
+        ([32, 32, 32, 8] * 16, {"micro_batch": 32}),
+        ([64] * 9 + [32, 32, 32, 8] * 16, {"micro_batch": 32, "batch_step": 109}),
+        ([4] * 30 + [8] * 30 + [32] * 7, {"micro_batch": 32, "batch_step": 160}),
+        ([4] * 30 + [-1] * 30 + [8] + [-1] * 5, {"micro_batch": 8, "batch_step": 160}),
+        ([4] * 30 + [-1] * 30 + [2] + [-1] * 5, {"micro_batch": 4}),
+    ],
+)
+def test_the_batch_is_that_of_the_last_steps_and_names_them_where_it_changed(
+    rows: list[int], measured: dict[str, int]
+) -> None:
+    """The smaller last batch of an epoch is no change; steps of -1 rows were only counted."""
+    steps = make_steps(rows, first_step=100)
+    assert measure_batch(EngineFacts(make_loop()), steps) == {"gradient_accumulation": 1, **measured}
+
+
+def test_a_batch_that_a_library_states_and_the_steps_outgrow_is_that_of_the_steps() -> None:
+    stated = EngineFacts({"zero_stage": 1, "micro_batch": 4, "gradient_accumulation": 1})
+    grown = {"micro_batch": 8, "gradient_accumulation": 1, "batch_step": 20}
+    assert measure_batch(stated, make_steps([4] * 20 + [8] * 20)) == grown
+    assert measure_batch(stated, make_steps([4] * 19 + [1] + [4] * 20)) == {}
+    assert measure_batch(stated, make_steps([512] * 20 + [1024] * 20)) == {}  # counts something else
+    job = EngineSummary(zero_stage=1, ranks=2, micro_batch=8, gradient_accumulation=1, batch_step=20)
+    assert job.describe_engine().endswith("batch 8 x 1 x 2 (micro-batch x accumulation x ranks) from step 20 on")
 
 
 @pytest.mark.parametrize(("first_step", "batch"), [(0, 8), (100, 48)])
 def test_forwards_before_the_training_do_not_make_the_batch_larger(first_step: int, batch: int) -> None:
     """As in docs/stories: five of them count as a part of the first step."""
-    steps = np.zeros(2, STEP_DTYPE)
-    steps["rows"], steps["micro_steps"], steps["step"] = [48, 8], 1, [first_step, first_step + 1]
+    steps = make_steps([48, 8], first_step=first_step)
     assert measure_batch(EngineFacts(make_loop()), steps)["micro_batch"] == batch
 
 

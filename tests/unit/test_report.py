@@ -90,7 +90,8 @@ def test_the_verdict_says_first_how_the_job_ended(name: str, outcome: Outcome, h
 def test_the_verdict_names_pace_memory_costs_and_the_price() -> None:
     pace, memory, cost, price = read_report("story").verdict.sentences
     assert pace == (
-        "An iteration takes 2.68 s (median without 10 skipped), the slowest 4.53 s in step 10; 2,479 tokens per second."
+        "An iteration takes 2.68 s (median without 10 skipped), the slowest 4.53 s in step 10;"
+        " 1,305 tokens per second on average."
     )
     assert memory == "GPU memory peaked at 38.25 GiB of 140 GiB (27 %) reserved on GPU 0."
     assert cost == (

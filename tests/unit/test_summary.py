@@ -45,7 +45,7 @@ def test_the_summary_has_model_pace_and_memory(tmp_path: Path) -> None:
     write_table(tmp_path, tables.GPUS, make_identity(-1), make_record(tables.GPUS, time_ns=30 * S, gpu=0, **sizes)).close()
     assert summarize_recording(read_recording(tmp_path)).splitlines() == [
         "tiny, 3.4 M parameters, ZeRO-2, optimizer on CPU, bf16, batch 4 x 1 x 2 (micro-batch x accumulation x ranks)",
-        "2 steps, 1 skipped: median 15.000 s per iteration, slowest 20.000 s at step 1",
+        "2 steps, 1 skipped: median 20.000 s per iteration, slowest 20.000 s at step 1",
         "seconds per phase (mean of 1 step): "
         "data 0.000 + forward 0.000 + backward 0.000 + step 20.000 + other 0.000 = 20.000",
         "peak GPU memory allocated: 4.00 GiB on rank 1 during engine initialization",

@@ -16,8 +16,8 @@ from zerotop.recording.moments.rank_records import add_library
 from zerotop_probe.recording import events
 from zerotop_probe.recording.events import EngineFacts, PipelineStage
 
-# How many of the last steps are searched for steps with phases.
-_MOST_SEARCHED = 64
+# How many consecutive steps tell which batch is the usual one: as many as the pace of a running job is of.
+_BATCH_STEPS = 10
 DEVICE_NAMES = {"cpu": "CPU", "nvme": "NVMe"}
 LOOP = "loop"  # a kind
 
@@ -41,6 +41,7 @@ class EngineSummary:
     inner_optimizer: str = ""  # its class; of a loop with several, joined by " + "
     micro_batch: int | None = None
     gradient_accumulation: int | None = None
+    batch_step: int | None = None  # from which step on they are so, where they changed; None: in all steps
     ranks: int | None = None  # world size
     replicas: int | None = None  # ranks, or groups of ranks, that each train on a micro-batch of their own
     stages: int | None = None  # of a pipeline; None without
@@ -118,6 +119,7 @@ class EngineSummary:
             return "no training was recorded"
         offloads = (("optimizer", self.offload_optimizer), ("parameters", self.offload_parameters))
         batch = (self.micro_batch, self.gradient_accumulation, self.batch_ranks)
+        since = "" if self.batch_step is None else f" from step {self.batch_step} on"
         groups = "ranks" if self.batch_ranks == self.ranks else "data-parallel groups"
         parts = (
             self.model,
@@ -125,7 +127,7 @@ class EngineSummary:
             *((self._parallelism_text, self._optimizer_text) if self.is_loop else (self.setup_text,)),
             *(f"{part} on {DEVICE_NAMES.get(device, device)}" for part, device in offloads if device != "none"),
             self.precision_text,
-            f"batch {' x '.join(map(str, batch))} (micro-batch x accumulation x {groups})"
+            f"batch {' x '.join(map(str, batch))} (micro-batch x accumulation x {groups}){since}"
             if None not in batch
             else format_count(self.ranks, "rank")
             if self.ranks
@@ -206,22 +208,58 @@ def measure_batch(engine: EngineFacts, steps: NDArray[Any]) -> dict[str, Any]:
     """Return micro-batch and accumulation of a loop that states neither, as in most of its last steps (STEP_DTYPE).
 
     The last batch of an epoch may be smaller. If several sizes are equally frequent, the largest counts. Empty if a library
-    states them, before the first step, with several optimizers, each of which may have its own backwards, and if the
-    micro-batches of a step differ.
+    states them and they never changed, before the first step, with several optimizers, each of which may have its own
+    backwards, and if the micro-batches of a step differ. "batch_step" is the first known step since they last changed.
     """
-    known = steps[-_MOST_SEARCHED:]
-    known = known[known["micro_steps"] > 0]
-    if engine.kind != LOOP or len(engine.optimizers or ()) != 1 or not len(known):
+    known = steps[(steps["micro_steps"] > 0) & (steps["steps"] <= 1)]
+    stated = {"micro_batch": engine.micro_batch, "gradient_accumulation": engine.gradient_accumulation}
+    is_stated = None not in stated.values()
+    if not len(known) or not (is_stated or (engine.kind == LOOP and len(engine.optimizers or ()) == 1)):
         return {}
     known = known[_begins_with_forwards(known) :]
-    pairs, frequencies = np.unique(np.stack([known["rows"], known["micro_steps"]]), axis=1, return_counts=True)
+    rows, count = _find_last_batch(known, int(steps["step"][-1]))
+    begin = _find_last_change(known, rows, count)
+    sizes = {"micro_batch": rows // count if rows > 0 and not rows % count else None, "gradient_accumulation": count}
+    measured = {name: size for name, size in sizes.items() if size is not None and (is_stated or stated[name] is None)}
+    if is_stated:
+        rows_of_stated = (engine.micro_batch or 0) * (engine.gradient_accumulation or 0)
+        are_counted_alike = bool((known["rows"] == rows_of_stated).any())
+        if not (begin and len(measured) == len(sizes) and are_counted_alike):
+            return {}
+    return {**measured, **({"batch_step": int(known["step"][begin])} if begin and measured else {})}
+
+
+def _find_usual_batch(steps: NDArray[Any]) -> tuple[int, int]:
+    """Return the most frequent rows and micro-steps."""
+    pairs, frequencies = np.unique(np.stack([steps["rows"], steps["micro_steps"]]), axis=1, return_counts=True)
     rows, count = (int(number) for number in pairs[:, np.flatnonzero(frequencies == frequencies.max())[-1]])
-    measured: dict[str, int] = {}
-    if engine.gradient_accumulation is None and count > 0:
-        measured["gradient_accumulation"] = count
-    if engine.micro_batch is None and count > 0 and rows > 0 and not rows % count:
-        measured["micro_batch"] = rows // count
-    return measured
+    return rows, count
+
+
+def _find_last_batch(known: NDArray[Any], last_step: int) -> tuple[int, int]:
+    """Return rows and micro-steps of the last steps, of which only some may be known."""
+    usual = _find_usual_batch(known[-_BATCH_STEPS:])
+    recent = known[known["step"] > last_step - _BATCH_STEPS]
+    if not len(recent):
+        return usual
+    rows, count = _find_usual_batch(recent)
+    # One that is smaller may be the last of an epoch.
+    is_sure = rows > usual[0] or np.count_nonzero((recent["rows"] == rows) & (recent["micro_steps"] == count)) > 1
+    return (rows, count) if is_sure else usual
+
+
+def _find_last_change(steps: NDArray[Any], rows: int, count: int) -> int:
+    """Return the index of the first step since most of some consecutive ones last had another batch; 0 if none had."""
+    is_other = (steps["rows"] != rows) | (steps["micro_steps"] != count)
+    others = np.concatenate([[0], np.cumsum(is_other)])
+    length = min(_BATCH_STEPS, len(steps))
+    ends = np.flatnonzero(2 * (others[length:] - others[:-length]) > length) + length
+    if not len(ends):
+        return 0
+    before = steps[: ends[-1]][is_other[: ends[-1]]]
+    old_rows, old_count = _find_usual_batch(before[-length:])
+    is_old = (steps["rows"] == old_rows) & (steps["micro_steps"] == old_count)
+    return int(np.flatnonzero(is_old[: ends[-1]])[-1]) + 1
 
 
 def _begins_with_forwards(steps: NDArray[Any]) -> bool:

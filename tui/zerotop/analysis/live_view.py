@@ -58,8 +58,8 @@ class Progress:
     step: int | None  # last finished optimizer step of the slowest rank, counted from 0
     total_steps: int | None
     skipped_steps: int
-    iteration_s: float  # mean of the last ten iterations; of an ended job the median of all without skipped steps
-    tokens_per_s: float  # over all ranks, in the last ten iterations; of an ended job in all
+    iteration_s: float  # mean of the last ten iterations; of a job that is over the median of all without skipped steps
+    tokens_per_s: float  # mean over the same iterations, of all ranks together
     eta_s: float
     elapsed_s: float  # from launch to the cursor or to the job's end
 
@@ -279,6 +279,12 @@ class LiveView:
     inferred: Inferred | None = None
     loss: LastLoss | None = None
     is_last_step: bool = False  # of a job that has ended since then
+
+    @property
+    def job_gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs on which the job's ranks allocate or, where no rank reports, its processes hold memory."""
+        with_ranks = tuple(gpu for gpu in self.gpus if gpu.ranks)
+        return with_ranks or tuple(gpu for gpu in self.gpus if gpu.process_bytes)
 
     @property
     def cost_text(self) -> str:

@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Sequence
 
 from zerotop.analysis.findings import Finding, LinkedFinding, name_relation, order_by_cause
-from zerotop.analysis.reports.cost_text import describe_cost
-from zerotop.analysis.reports.finding_costs import measure_training_s, rank_findings
+from zerotop.analysis.reports.cost_text import OVERLAP, describe_cost
+from zerotop.analysis.reports.finding_costs import overlap, rank_findings
 from zerotop.analysis.reports.finding_json import list_findings_json
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.commands.common.escape import escape_unprintable
@@ -30,14 +30,15 @@ def findings(options: argparse.Namespace) -> int:
         elif run.findings:
             steps = run.source.job_steps
             costs = {id(cost.finding): cost for cost in rank_findings(run.findings, steps, run.source.end_ns)}
-            training_s = measure_training_s(steps)
             if options.fix:
                 print(_format_fixes([cost.finding for cost in costs.values()]))
                 return 0
             for linked in order_by_cause(run.findings):
                 cost = costs.get(id(linked.finding))
-                text = describe_cost(cost, training_s, run.view) if cost is not None else ""
+                text = describe_cost(cost, run.view) if cost is not None else ""
                 print(_format_finding(linked, recording.begin_ns, text))
+            if overlap(costs.values()):
+                print(OVERLAP)
         else:
             has_steps = len(run.source.job_steps)
             print("No findings in this recording." if has_steps else "No findings: no finished step was recorded.")

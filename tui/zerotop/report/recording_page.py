@@ -19,7 +19,8 @@ from zerotop.analysis.formatting import (
     format_seconds,
 )
 from zerotop.analysis.live_view import LiveView
-from zerotop.analysis.reports.finding_costs import FindingCost, measure_training_s
+from zerotop.analysis.reports.cost_text import OVERLAP, describe_share
+from zerotop.analysis.reports.finding_costs import FindingCost, overlap
 from zerotop.analysis.reports.measures import Unit
 from zerotop.analysis.reports.recording_report import RecordingReport
 from zerotop.analysis.steps.job_pace import find_usual, measure_iteration, measure_token_rate
@@ -80,7 +81,7 @@ def _iter_figures(report: RecordingReport) -> Iterator[tuple[str, str, str]]:
         elapsed_s = view.progress.elapsed_s
         yield "Price", report.price.format_cost(elapsed_s), f"{format_long_time(elapsed_s)} at {report.price.text}"
     if not math.isnan(view.cost.probe_share):
-        yield "Cost of recording", f"{view.cost.probe_share * 100:.2f} %", "of the training time, at the end"
+        yield "Cost of recording", f"{view.cost.probe_share * 100:.2f} %", "of the time, at the end"
 
 
 def _iter_memory_figures(view: LiveView) -> Iterator[tuple[str, str, str]]:
@@ -114,8 +115,7 @@ def _measure_load(report: RecordingReport) -> float:
 
 
 def _build_findings(report: RecordingReport) -> Element:
-    training_s = measure_training_s(report.source.job_steps)
-    cards = [_build_finding(number, cost, training_s, report) for number, cost in enumerate(report.findings, 1)]
+    cards = [_build_finding(number, cost, report) for number, cost in enumerate(report.findings, 1)]
     shown, others = cards[:_SHOWN_FINDINGS], cards[_SHOWN_FINDINGS:]
     more = element("details", element("summary", f"{format_count(len(others), 'more finding')}"), element("ol", others))
     text = (
@@ -123,6 +123,7 @@ def _build_findings(report: RecordingReport) -> Element:
         if cards
         else "No findings in this recording."
     )
+    text += f" {OVERLAP}" if overlap(report.findings) else ""
     return element(
         "section",
         element("h2", "Findings"),
@@ -133,15 +134,13 @@ def _build_findings(report: RecordingReport) -> Element:
     )
 
 
-def _build_finding(number: int, cost: FindingCost, training_s: float, report: RecordingReport) -> Element:
+def _build_finding(number: int, cost: FindingCost, report: RecordingReport) -> Element:
     finding = cost.finding
     where = [f"step {finding.step}" if finding.step is not None else "", format_ranks(cost.ranks) if cost.ranks else ""]
     after = format_long_time(max(0.0, (finding.begin_ns - report.begin_ns) / 1e9))
     price = []
     if cost.seconds is not None:
-        share = (
-            f"{format_percent(cost.compute_share(training_s))} of the training time{cost.seconds_text}" if training_s else ""
-        )
+        share = "" if cost.share is None else f"{describe_share(cost.share)}{cost.seconds_text}"
         price.append(element("p", element("b", f"{_format_cost(cost.seconds)}"), element("span", share)))
         if report.price is not None:
             price.append(element("p", element("b", report.price.format_cost(cost.seconds)), element("span", "of the price")))

@@ -135,7 +135,7 @@ def _check_speed(run: RecordedRun, budget: Budget) -> Iterator[Check]:
     if (least := budget.tokens_per_second) is not None:
         known &= (tokens > 0) | rows["counted"]
         if (tokens[known] > 0).any():
-            rate = measure_token_rate(rows[known], tokens[known])
+            rate = measure_token_rate(rows, tokens, known)
             yield _make_check(
                 "tokens_per_second", rate >= least, f"{rate:,.0f} tokens per second, at least {least:,.0f} required."
             )

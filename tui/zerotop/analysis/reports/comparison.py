@@ -14,7 +14,7 @@ from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.ranks.delays import list_delays
 from zerotop.analysis.reports.measures import Comparison, Measure, Unit, Value
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
-from zerotop.analysis.steps.job_pace import estimate_tokens, find_usual, measure_overlap
+from zerotop.analysis.steps.job_pace import find_usual, measure_token_rate
 from zerotop.recording.moments.process_exits import describe_exit_code
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events
@@ -103,13 +103,13 @@ def _format_value(value: object) -> str | None:
 
 def _describe_allocator(side: RecordedRun) -> str | None:
     """Return the settings of PyTorch's CUDA allocator; None without a GPU."""
-    if not side.view.gpus:
+    if not side.view.job_gpus:
         return None
     return read_settings(side.hello).text or "default"
 
 
 def _describe_gpus(side: RecordedRun) -> str:
-    counts = Counter(gpu.name for gpu in side.view.gpus)
+    counts = Counter(gpu.name for gpu in side.view.job_gpus)
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
 
 
@@ -195,16 +195,15 @@ def _find_slowest(side: RecordedRun) -> float | None:
 
 
 def _measure_token_rate(side: RecordedRun) -> float | None:
-    """Return tokens per second of all ranks over all iterations."""
-    seconds = float(np.nansum(side.view.iterations.iteration_s)) * measure_overlap(side.source.job_steps)
-    tokens = sum(estimate_tokens(process.step_rows, process.step_rows["tokens"]) for process in side.source.rank_steps)
-    return tokens / seconds if tokens and seconds > 0 else None
+    """Return tokens per second of all ranks over the usual iterations."""
+    rate = measure_token_rate(side.source.job_steps, side.source.job_tokens)
+    return None if math.isnan(rate) else rate
 
 
 def _compare_memory(sides: Sides) -> Iterator[Measure]:
     """Compare the peaks of each GPU of the job, or of the fullest where there are many, and of the processes."""
     section = "Peak memory"
-    used = [[gpu for gpu in side.view.gpus if gpu.ranks] for side in sides]
+    used = [list(side.view.job_gpus) for side in sides]
     count = max(map(len, used))
     known = [[gpu.index for gpu in gpus] for gpus in used]
     most = max(known, key=len)

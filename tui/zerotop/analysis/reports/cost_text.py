@@ -6,22 +6,19 @@ from zerotop.analysis import formatting
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.reports.finding_costs import FindingCost
 
+SHARE_OF = "of the training time"
+"""What the share of a finding's cost is of: all iterations, evaluations and checkpoints, and what never became one."""
+OVERLAP = "Some findings concern the same time: their shares may overlap."
 
-def describe_cost(
-    cost: FindingCost, training_s: float, view: LiveView, units: formatting.ByteUnits = formatting.BINARY
-) -> str:
+
+def describe_cost(cost: FindingCost, view: LiveView, units: formatting.ByteUnits = formatting.BINARY) -> str:
     """Describe a finding's cost: ``60 s, 26 % of the training time, 0.05 GPU hours ($0.19) and 1.2 GiB of GPU memory``.
 
-    ``training_s``: the seconds of all iterations, evaluations and checkpoints. ``view``: the job, for its GPUs and the price
-    of an hour.
+    ``view``: the job, for its GPUs and the price of an hour.
     """
     parts = []
     if cost.seconds is not None:
-        share = (
-            f", {formatting.format_percent(cost.compute_share(training_s))} of the training time{cost.seconds_text}"
-            if training_s
-            else ""
-        )
+        share = "" if cost.share is None else f", {describe_share(cost.share)}{cost.seconds_text}"
         duration = (
             formatting.format_long_time(cost.seconds) if cost.seconds >= 10 else formatting.format_seconds(cost.seconds)
         )
@@ -34,9 +31,14 @@ def describe_cost(
     return " and ".join(parts) + where
 
 
+def describe_share(share: float) -> str:
+    """Return ``26 % of the training time``."""
+    return f"{formatting.format_percent(share)} {SHARE_OF}"
+
+
 def _describe_hours(seconds: float, view: LiveView) -> str:
     """Return ``, 0.05 GPU hours ($0.19)``. The whole job waits when one of its ranks does."""
     price = view.job.price
-    hours = seconds * len(view.gpus) / 3600
+    hours = seconds * len(view.job_gpus) / 3600
     text = f", {hours:,.2f} GPU hours" if hours >= 0.01 else ""
     return text + (f" ({price.format_cost(seconds)})" if price is not None else "")

@@ -1,4 +1,4 @@
-"""The summary of a finished job: the findings that cost most, the training time, and the pace."""
+"""The summary of a finished job: the findings that cost most, and the pace."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zerotop.analysis.findings import Finding, Severity
-from zerotop.analysis.reports.finding_costs import FindingCost, measure_training_s, rank_findings
+from zerotop.analysis.reports.finding_costs import FindingCost, rank_findings
 from zerotop.analysis.reports.verdict import describe_pace
 from zerotop.recording.samples import Ints, Rows
 
@@ -18,7 +18,6 @@ class EndSummary:
     """A job at its end."""
 
     findings: tuple[FindingCost, ...]  # those that cost most, the costliest first
-    training_s: float  # of all recorded iterations
     pace: str  # a sentence
     past: str = ""  # a sentence that compares it with the last runs of its command
 
@@ -26,9 +25,7 @@ class EndSummary:
 def summarize_end(findings: Sequence[Finding], steps: Rows, tokens: Ints, end_ns: int) -> EndSummary:
     """Summarize a job from all of its findings and steps (STEP_DTYPE), with the tokens of each step."""
     ranked = rank_findings(findings, steps, end_ns)
-    return EndSummary(
-        select_costly(ranked)[:_MOST_FINDINGS], measure_training_s(steps), "".join(describe_pace(steps, tokens))
-    )
+    return EndSummary(select_costly(ranked)[:_MOST_FINDINGS], "".join(describe_pace(steps, tokens)))
 
 
 def select_costly(ranked: Sequence[FindingCost]) -> tuple[FindingCost, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from zerotop.recording.steps.step_dtype import sum_training_s
 _SKIPPING = "skipping_ended", "steps_skipped"
 _SKIPPED = *_SKIPPING, "gradients_not_finite"
 _LONGER = "iteration_shift", "anomaly_mode", "profiler_on", "cache_emptied"
+_STANDING = "hung_ranks", "rank_stopped"
 GROWING = ("memory_creep", "host_growth", "loader_growth")
 """Findings about memory that grows until it runs out."""
 
@@ -34,17 +36,15 @@ class FindingCost:
     bytes: int | None  # the same
     on_host: bool = False  # whether the bytes are host memory
     cause: Finding | None = None  # the finding that explains it
-    unfinished_s: float = 0.0  # seconds in a step that never ended
+    share: float | None = None  # seconds as a share of the job's training time, 0 to 1; None without that
+    spent_ns: tuple[int, int] = (0, 0)  # begin and end of the time (unix) in which the seconds were spent, among others
+    is_unfinished: bool = False  # whether no finished step includes them
     score: tuple[bool, bool, float, float] = (True, True, 0.0, 0.0)  # the costliest finding has the least
 
     @property
     def seconds_text(self) -> str:
         """The steps in which the seconds were spent, as the end of a phrase; "" where the finding names them."""
         return " in skipped steps" if self.finding.name in _SKIPPED else ""
-
-    def compute_share(self, training_s: float) -> float:
-        """Return the seconds as a share of the training time; ``training_s`` of it are in finished steps."""
-        return min(1.0, (self.seconds or 0.0) / (training_s + self.unfinished_s))
 
 
 def rank_findings(findings: Sequence[Finding], steps: Rows, end_ns: int) -> tuple[FindingCost, ...]:
@@ -53,21 +53,20 @@ def rank_findings(findings: Sequence[Finding], steps: Rows, end_ns: int) -> tupl
     This is the order of the line under the header, of lists by cost, of the summary and of reports. ``steps``: the steps of
     the job on their slowest ranks (STEP_DTYPE). ``end_ns``: unix time at which the job or the recording ended, or a cursor.
     """
-    total_s = measure_training_s(steps) or 1.0
     events: dict[tuple[str, int | None], list[FindingCost]] = {}
     for finding in _drop_repetitions(findings):
         events.setdefault((finding.name, finding.step), []).append(_compute_cost(finding, findings, steps, end_ns))
-    largest = max((cost.bytes or 0 for costs in events.values() for cost in costs), default=0) or 1
+    joined = _add_shares([_join_costs(costs) for costs in events.values()], measure_training_s(steps))
+    largest = max((cost.bytes or 0 for cost in joined), default=0) or 1
 
     def score_cost(cost: FindingCost) -> tuple[bool, bool, float, float]:
         kind = cost.finding.severity
         # Memory that grows puts all of the time at risk.
-        share = cost.finding.cost if cost.finding.name in GROWING else (cost.seconds or 0.0) / total_s
+        share = cost.finding.cost if cost.finding.name in GROWING else cost.share or cost.seconds or 0.0
         # A job is paid for by the hour, so time counts first. Memory decides between findings that cost little time.
         lost = share + 0.01 * (cost.bytes or 0) / largest
         return kind is not Severity.ERROR, kind is Severity.INFO, -lost, -cost.finding.cost
 
-    joined = [_join_costs(costs) for costs in events.values()]
     ranked = sorted((replace(cost, score=score_cost(cost)) for cost in joined), key=lambda cost: cost.score)
     by_finding = {id(cost.finding): cost for cost in ranked}
     linked = order_by_cause([cost.finding for cost in ranked])
@@ -77,6 +76,24 @@ def rank_findings(findings: Sequence[Finding], steps: Rows, end_ns: int) -> tupl
 def measure_training_s(steps: Rows) -> float:
     """Return the seconds of all recorded iterations, evaluations and checkpoints (STEP_DTYPE)."""
     return sum_training_s(steps) * measure_overlap(steps)
+
+
+def _add_shares(costs: Sequence[FindingCost], finished_s: float) -> list[FindingCost]:
+    """Give each cost its share of one and the same time: finished steps, and what never became one."""
+    unfinished = sorted(cost.spent_ns for cost in costs if cost.is_unfinished and cost.seconds)
+    total_s, counted_ns = finished_s, 0
+    for begin_ns, end_ns in unfinished:
+        total_s += max(0, end_ns - max(begin_ns, counted_ns)) / 1e9
+        counted_ns = max(counted_ns, end_ns)
+    return [
+        replace(cost, share=min(1.0, cost.seconds / total_s)) if cost.seconds and finished_s > 0 else cost for cost in costs
+    ]
+
+
+def overlap(costs: Iterable[FindingCost]) -> bool:
+    """Whether some of these seconds may be the same ones: their shares must not be added up."""
+    spans = sorted(cost.spent_ns for cost in costs if cost.seconds)
+    return any(after[0] < before[1] for before, after in pairwise(spans))
 
 
 def _drop_repetitions(findings: Sequence[Finding]) -> Iterable[Finding]:
@@ -97,9 +114,9 @@ def _join_costs(costs: Sequence[FindingCost]) -> FindingCost:
 
 
 def _compute_cost(finding: Finding, findings: Sequence[Finding], steps: Rows, end_ns: int) -> FindingCost:
-    seconds = _compute_seconds(finding, findings, steps, end_ns)
+    seconds, spent_ns = _compute_seconds(finding, findings, steps, end_ns)
     on_gpu, on_host = (round(_read_bytes(finding, field)) for field in ("gpu_bytes", "host_bytes"))
-    is_unfinished = finding.name == "hung_ranks" and not len(_select_hung_step(finding, steps))
+    is_unfinished = finding.name in _STANDING and not len(_select_hung_step(finding, steps))
     is_unfinished |= finding.name in ("restarted", "stuck_at_start")  # mostly time in which nothing trained
     return FindingCost(
         finding,
@@ -107,7 +124,8 @@ def _compute_cost(finding: Finding, findings: Sequence[Finding], steps: Rows, en
         seconds if seconds > 0 else None,
         next((size for size in (on_gpu, on_host) if size > 0), None),
         on_host=on_gpu <= 0 < on_host,
-        unfinished_s=seconds if is_unfinished else 0.0,
+        spent_ns=spent_ns,
+        is_unfinished=is_unfinished,
     )
 
 
@@ -117,20 +135,30 @@ def _select_hung_step(finding: Finding, steps: Rows) -> Rows:
     return chosen
 
 
-def _compute_seconds(finding: Finding, findings: Sequence[Finding], steps: Rows, end_ns: int) -> float:
-    name = finding.name
+def _compute_seconds(
+    finding: Finding, findings: Sequence[Finding], steps: Rows, end_ns: int
+) -> tuple[float, tuple[int, int]]:
+    """Return the seconds, and the begin and end of the time in which they were spent."""
+    name, begin_ns = finding.name, finding.begin_ns
     if name in _SKIPPED:
         skipped = steps[steps["skipped"]]
-        return float(np.nansum(skipped["iteration_s"] * skipped["steps"]))
-    if finding.kind is not None and finding.kind.lost_once:
-        return finding.evidence.get(finding.kind.lost_once, 0.0)
+        return float(np.nansum(skipped["iteration_s"] * skipped["steps"])), _find_extent(skipped)
     if name == "hung_ranks":
         waited = _select_hung_step(finding, steps)
-        return float(waited["iteration_s"].max()) if len(waited) else (end_ns - finding.begin_ns) / 1e9
-    if name in GROWING:  # its cost is what it puts at risk
-        return 0.0
-    later = _select_steps(finding, findings, steps)
-    return _measure_lost(finding, later) * measure_overlap(later)
+        seconds = float(waited["iteration_s"].max()) if len(waited) else (end_ns - begin_ns) / 1e9
+    elif finding.kind is not None and finding.kind.lost_once:
+        seconds = finding.evidence.get(finding.kind.lost_once, 0.0)
+    elif name in GROWING:  # its cost is what it puts at risk
+        seconds = 0.0
+    else:
+        later = _select_steps(finding, findings, steps)
+        return _measure_lost(finding, later) * measure_overlap(later), _find_extent(later)
+    begin_ns -= round(seconds * 1e9) if name == "restarted" else 0  # it begins when the loss is over
+    return seconds, (begin_ns, begin_ns + round(seconds * 1e9))
+
+
+def _find_extent(steps: Rows) -> tuple[int, int]:
+    return (int(steps["begin_unix_ns"].min()), int(steps["end_unix_ns"].max())) if len(steps) else (0, 0)
 
 
 def _measure_lost(finding: Finding, later: Rows) -> float:

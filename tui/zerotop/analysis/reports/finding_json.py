@@ -23,7 +23,8 @@ def build_finding_json(finding: Finding, cause: Finding | None, cost: FindingCos
     facts = dataclasses.asdict(finding)
     del facts["kind"]
     facts["because_of"] = {name: getattr(cause, name) for name in ("name", "step", "ranks")} if cause is not None else None
-    facts["lost_s"], facts["held_bytes"] = (cost.seconds, cost.bytes) if cost is not None else (None, None)
+    lost = (cost.seconds, cost.share, cost.bytes) if cost is not None else (None, None, None)
+    facts["lost_s"], facts["lost_share"], facts["held_bytes"] = lost  # the share is of the job's training time
     facts["severity"] = finding.severity.value
     facts["evidence"] = {name: value if math.isfinite(value) else None for name, value in finding.evidence.items()}
     return facts

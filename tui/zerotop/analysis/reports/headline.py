@@ -12,9 +12,11 @@ from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.processes.phases import UNSEEN_NAME
 from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
+from zerotop.analysis.steps.job_pace import measure_iteration
 from zerotop.analysis.views.watching_cost import describe_share
 from zerotop.recording.moments.at import At
 from zerotop.recording.reader import Recording
+from zerotop.recording.samples import Rows
 
 
 def summarize_recording(recording: Recording) -> str:
@@ -24,7 +26,7 @@ def summarize_recording(recording: Recording) -> str:
     view = source.view_at(None)
     lines = [
         view.job.describe_engine(),
-        *_describe_steps(view),
+        *_describe_steps(view, source.job_steps),
         *_describe_peaks(source.recording.at(view.cursor_ns), view),
         *_describe_cost(view),
         *_describe_gpus(view),
@@ -37,13 +39,16 @@ def summarize_recording(recording: Recording) -> str:
     return "\n".join(lines)
 
 
-def _describe_steps(view: LiveView) -> list[str]:
-    seconds = view.iterations.iteration_s
+def _describe_steps(view: LiveView, rows: Rows) -> list[str]:
+    seconds, progress = view.iterations.iteration_s, view.progress
     if np.isnan(seconds).all():
         return []
+    # Fewer where the recording began later, more where a restart repeated some.
+    recorded = int(rows["steps"].sum())
+    others = f" ({recorded:,} recorded)" if recorded != progress.finished_steps else ""
     return [
-        f"{format_count(len(seconds), 'step')}, {view.progress.skipped_steps} skipped:"
-        f" median {np.nanmedian(seconds):.3f} s per iteration,"
+        f"{format_count(progress.finished_steps, 'step')}{others}, {progress.skipped_steps} skipped:"
+        f" median {measure_iteration(rows):.3f} s per iteration,"
         f" slowest {np.nanmax(seconds):.3f} s at step {view.iterations.step[np.nanargmax(seconds)]}",
         *_describe_phases(view),
     ]
@@ -96,5 +101,5 @@ def _describe_cost(view: LiveView) -> list[str]:
 def _describe_gpus(view: LiveView) -> list[str]:
     return [
         f"GPU {gpu.index} {gpu.name}: {format_bytes(gpu.used_bytes)} of {format_bytes(gpu.total_bytes)} in use at the end"
-        for gpu in view.gpus
+        for gpu in view.job_gpus
     ]

@@ -18,7 +18,7 @@ import numpy as np
 
 from zerotop.analysis.findings import Severity
 from zerotop.analysis.reports.end_summary import select_costly
-from zerotop.analysis.reports.finding_costs import measure_training_s, rank_findings
+from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.reports.recording_summary import Overview, build_overview
 from zerotop.recording import catalog
@@ -54,7 +54,7 @@ def measure_gpu_time(recording: Recording, seconds: float) -> tuple[float, float
     return seconds * len(used), seconds * sum(max(0.0, share) for share in idle_shares)
 
 
-CACHE_VERSION = 6
+CACHE_VERSION = 7
 """Increased whenever the content of an overview changes."""
 
 # Findings are searched in the newest recordings, and not in very large ones: it takes a second for each 10 MiB or so.
@@ -204,12 +204,12 @@ def judge_recording(path: Path, overview: Overview) -> Overview:
         gpu_s, idle_gpu_s = measure_gpu_time(run.recording, overview.seconds)
     except Exception:  # one recording never breaks the list, whatever is in it
         return overview
-    training_s = measure_training_s(steps)
-    share = costs[0].compute_share(training_s) if costs and costs[0].seconds and training_s else math.nan
+    share = costs[0].share if costs else None
     return replace(
         overview,
+        steps=run.view.progress.finished_steps,  # of all ranks, of which the overview read the lowest
         worst=costs[0].finding.headline if costs else "",
-        worst_share=share,
+        worst_share=math.nan if share is None else share,
         lost_s=costs[0].seconds if costs and costs[0].seconds else math.nan,
         findings=tuple(one.name for one in run.findings if one.severity is not Severity.INFO),
         gpu_s=gpu_s,

@@ -13,6 +13,7 @@ from zerotop.analysis.live_view import Floats
 from zerotop.analysis.steps.job_pace import measure_iteration
 from zerotop.analysis.views.job_exit import is_left_running, read_ending
 from zerotop.recording.events.event_files import E
+from zerotop.recording.moments.devices import locate_allocators
 from zerotop.recording.moments.process_exits import find_signal_name, read_launcher
 from zerotop.recording.reader import Recording
 from zerotop.recording.samples import Rows
@@ -44,7 +45,7 @@ class Overview(EngineSummary):
     end: str = ""  # a sentence about how the job ended
     why: str = ""  # the cause of a failure in a few words; DETACHED if the job outlived the recording
     problem: str = ""  # a sentence: why the recording cannot be read
-    gpus: int = 0  # on all nodes
+    gpus: int = 0  # on which ranks allocated, on all nodes; 0 if that is unknown
     steps: int = 0  # finished optimizer steps, including those before an attach or a restart from a checkpoint
     total_steps: int | None = None
     iteration_s: float = math.nan  # median, without skipped steps
@@ -103,7 +104,7 @@ def build_overview(recording: Recording) -> Overview:
         end=end.text,
         why=_describe_failure(recording, end.exit_code),
         **parse_engine(engine) | measure_batch(engine, rows) | {"ranks": engine.world_size or _count_found_ranks(recording)},
-        gpus=_count_gpus(recording),
+        gpus=len(set(locate_allocators(recording.at()).values())),
         steps=int(rows["step"][np.lexsort((rows["step"], rows["end_unix_ns"]))[-1]]) + 1 if len(rows) else 0,
         total_steps=planned.steps if planned is not None else None,
         iteration_s=measure_iteration(rows),
@@ -148,11 +149,6 @@ def _find_peak(recording: Recording) -> tuple[int | None, bool]:
 def _count_found_ranks(recording: Recording) -> int | None:
     """Return how many ranks the sampler found, which is all that is known before there is an engine."""
     return len({event.rank for event in recording.events_of(events.RankFound)}) or None
-
-
-def _count_gpus(recording: Recording) -> int:
-    """Return the number of GPUs on all nodes, including those that the job does not use."""
-    return sum(len(node.report.gpus or ()) for node in recording.at().nodes.values())
 
 
 def _find_end(recording: Recording) -> int:

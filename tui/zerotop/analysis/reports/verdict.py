@@ -57,7 +57,7 @@ def build_verdict(source: RecordingSource, findings: Sequence[FindingCost], fail
         *((failure.why, f"What to do: {failure.advice}") if failure is not None else ()),
         *describe_pace(source.job_steps, source.job_tokens),
         *describe_memory(view),
-        _describe_costliest(source, costly, view) if costly is not None or failure is None else "",
+        _describe_costliest(costly, view) if costly is not None or failure is None else "",
         view.cost_sentence,
     ]
     return Verdict(outcome, headline, tuple(filter(None, sentences)))
@@ -122,7 +122,7 @@ def describe_pace(rows: Rows, token_counts: Ints) -> Iterator[str]:
     if seconds[slowest] > 1.5 * median:
         text += f", the slowest {formatting.format_seconds(float(seconds[slowest]))} in step {rows['step'][slowest]}"
     if not math.isnan(rate := measure_token_rate(rows, token_counts)):
-        text += f"; {rate:,.0f} tokens per second"
+        text += f"; {rate:,.0f} tokens per second on average"
     yield f"{text}."
 
 
@@ -144,8 +144,8 @@ def describe_memory(view: LiveView, units: formatting.ByteUnits = formatting.BIN
         yield f"Host memory peaked at {formatting.format_bytes(rank.rss_peak_bytes, units)}{where}; no GPU was recorded."
 
 
-def _describe_costliest(source: RecordingSource, cost: FindingCost | None, view: LiveView) -> str:
+def _describe_costliest(cost: FindingCost | None, view: LiveView) -> str:
     if cost is None:
         return "No finding has a cost in time or memory."
-    price = describe_cost(cost, measure_training_s(source.job_steps), view)
+    price = describe_cost(cost, view)
     return f"What cost most: {cost.finding.headline}{f' ({price})' if price else ''}."

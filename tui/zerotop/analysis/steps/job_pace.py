@@ -12,17 +12,30 @@ from numpy.typing import NDArray
 
 from zerotop.recording.samples import Floats, Ints, Rows
 from zerotop.recording.steps.missing_steps import find_recorded
+from zerotop.recording.steps.step_dtype import sum_training_s
+
+Chosen = slice | NDArray[np.bool_]
+"""Which of some steps."""
+# The share of a number of tokens that may depend on when the batch changed.
+_MOST_DOUBT = 0.1
 
 
-def estimate_tokens(rows: Rows, tokens: Ints) -> float:
-    """Return the tokens of all steps recorded among some steps (STEP_DTYPE), each with ``tokens``.
+def estimate_tokens(rows: Rows, tokens: Ints, chosen: Chosen = slice(None)) -> float:
+    """Return the tokens of the recorded steps among the chosen ones (STEP_DTYPE), each with ``tokens``.
 
-    A counted step, whose tokens are unknown, counts with the average of the others.
+    A counted step, whose tokens are unknown, counts as between the last step before and the first one after it whose tokens
+    are known. NaN where the batch changed between those, and in so many steps that the sum would be a guess.
     """
-    weights = rows["steps"] * find_recorded(rows)
-    known = weights[tokens > 0].sum()
-    total = float((np.maximum(tokens, 0) * weights).sum())
-    return total * float(weights.sum() / known) if known and rows["counted"].any() else total
+    known = np.flatnonzero(tokens > 0)
+    weights = (rows["steps"] * find_recorded(rows))[chosen]
+    if not len(known) or not rows["counted"].any():
+        return float((np.maximum(tokens, 0)[chosen] * weights).sum())
+    places = np.arange(len(rows))
+    total = float((np.interp(places, known, tokens[known])[chosen] * weights).sum())
+    before = known[np.maximum(0, np.searchsorted(known, places, "right") - 1)]
+    after = known[np.minimum(len(known) - 1, np.searchsorted(known, places))]
+    doubts = np.abs(tokens[after] - tokens[before]) / 2 * (rows["rows"][after] != rows["rows"][before])
+    return total if float((doubts[chosen] * weights).sum()) <= _MOST_DOUBT * total else math.nan
 
 
 def find_usual(iteration_s: Floats, skipped: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -39,11 +52,6 @@ def measure_iteration(rows: Rows) -> float:
     """Return the median seconds of the usual iterations of a job (STEP_DTYPE); NaN without any."""
     usual = find_usual(rows["iteration_s"], rows["skipped"])
     return float(np.median(rows["iteration_s"][usual])) if usual.any() else math.nan
-
-
-def sum_training_s(steps: Rows) -> float:
-    """Return the sum of iterations, evaluations and checkpoints (STEP_DTYPE), in seconds."""
-    return float(sum(np.nansum(steps[name] * steps["steps"]) for name in ("iteration_s", "eval_s", "checkpoint_s")))
 
 
 def measure_overlap(steps: Rows) -> float:
@@ -63,9 +71,17 @@ def measure_mean(rows: Rows) -> float:
     return float(rows["iteration_s"][recorded].mean()) * measure_overlap(rows) if recorded.any() else math.nan
 
 
-def measure_token_rate(rows: Rows, token_counts: Ints) -> float:
-    """Return tokens per second over all recorded iterations, given the tokens of each; NaN where unknown."""
-    recorded = find_recorded(rows)
-    tokens, seconds = estimate_tokens(rows, token_counts), float((rows["iteration_s"] * rows["steps"])[recorded].sum())
-    seconds *= measure_overlap(rows)
-    return tokens / seconds if tokens > 0 and seconds > 0 else math.nan
+def measure_token_rate(rows: Rows, token_counts: Ints, chosen: Chosen | None = None) -> float:
+    """Return the mean tokens per second of chosen iterations, given the tokens of each; NaN where unknown.
+
+    ``rows``: all steps, which tell the tokens of those that were only counted. ``chosen``: None for the usual iterations, as
+    in :func:`measure_iteration`.
+    """
+    chosen = find_usual(rows["iteration_s"], rows["skipped"]) if chosen is None else chosen
+    steps = rows[chosen]
+    seconds = float(np.nansum(steps["iteration_s"] * steps["steps"]))
+    seconds *= measure_overlap(steps if isinstance(chosen, slice) else rows)
+    if not seconds > 0 or not (token_counts[chosen] > 0).any():
+        return math.nan
+    tokens = estimate_tokens(rows, token_counts, chosen)
+    return tokens / seconds if tokens > 0 else math.nan

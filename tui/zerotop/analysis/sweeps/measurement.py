@@ -128,10 +128,10 @@ def _measure_pace(measured: Sequence[Rows]) -> dict[str, float | None]:
     count = max((len(rows) - 1 for rows in measured), default=0)
     if count < 1 or seconds.sum() <= 0:
         return {"iterations_per_s": None, "tokens_per_s": None}
-    tokens = sum(round(estimate_tokens(rows[1:], rows["tokens"][1:])) for rows in measured)
+    tokens = sum(estimate_tokens(rows[1:], rows["tokens"][1:]) for rows in measured)
     spread = {"slowest_per_s": 1 / float(seconds.max()), "fastest_per_s": 1 / float(seconds.min())}
     total = float(seconds.sum())
-    rates = {"iterations_per_s": count / total, "tokens_per_s": tokens / total if tokens else None}
+    rates = {"iterations_per_s": count / total, "tokens_per_s": tokens / total if tokens > 0 else None}
     return {**rates, **(spread if count > 1 and seconds.min() > 0 else {})}
 
 

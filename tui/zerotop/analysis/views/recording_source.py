@@ -284,8 +284,8 @@ class RecordingSource:
 
     def _measure_progress(self, cursor: int, count: int, job: Job) -> Progress:
         rows, counts = self._iterations.rows[:count], self._iterations.token_counts[:count]
-        is_over = job.state is JobState.ENDED
-        recent = slice(None) if is_over else slice(-_RATE_STEPS, None)
+        is_over = job.state.is_over
+        recent = slice(-_RATE_STEPS, None)
         seconds = measure_iteration(rows) if is_over else measure_mean(rows[recent])
         planned = self.recording.events_of(TotalSteps, cursor)
         total = int(planned[-1].steps) if planned else None
@@ -297,7 +297,7 @@ class RecordingSource:
             total_steps=total,
             skipped_steps=int(rows["steps"][rows["skipped"]].sum()),
             iteration_s=seconds,
-            tokens_per_s=measure_token_rate(rows[recent], counts[recent]),
+            tokens_per_s=measure_token_rate(rows, counts, None if is_over else recent),
             eta_s=math.nan if is_over else left * seconds,
             elapsed_s=max(0.0, ((ended[-1].unix_ns if ended else cursor) - self.begin_ns) / 1e9),
         )

@@ -107,7 +107,8 @@ def _format_batch(view: LiveView) -> str:
         ("data-parallel groups", job.batch_ranks if job.batch_ranks != job.ranks else None),
         ("stages", job.stages),
     )
-    return ", ".join(f"{name} {number}" for name, number in parts if number is not None)
+    batch = ", ".join(f"{name} {number}" for name, number in parts if number is not None)
+    return batch if job.batch_step is None else f"{batch}, from step {job.batch_step} on"
 
 
 def _format_host(name: str, cores: int, memory: int) -> str:

@@ -96,15 +96,20 @@ def _format_device(device: str | None) -> str:
 
 
 def format_batch(job: Job, glyphs: Glyphs, *, short: bool = False) -> str:
-    """Return ``micro-batch 2 × accumulation 1 × 8 ranks``, or ``mb2 ga1 ×8`` if short."""
+    """Return ``micro-batch 2 × accumulation 1 × 8 ranks``, or ``mb2 ga1 ×8`` if short.
+
+    A batch that changed is followed by ``from step 60 on``, if short by ``from 60``.
+    """
     if job.micro_batch is None and job.gradient_accumulation is None:
         return format_count(job.ranks, "rank") if job.ranks else ""
     numbers = (job.micro_batch, job.gradient_accumulation, job.batch_ranks)
     micro, steps, ranks = (str(number) if number is not None else glyphs.to_plain(MISSING) for number in numbers)
     if short:
-        return f"mb{micro} ga{steps} {glyphs.times}{ranks}"
+        since = "" if job.batch_step is None else f" from {job.batch_step}"
+        return f"mb{micro} ga{steps} {glyphs.times}{ranks}{since}"
     word = pluralize(job.batch_ranks or 0, "rank" if job.batch_ranks == job.ranks else "data-parallel group")
     batch = f" {glyphs.times} ".join((f"micro-batch {micro}", f"accumulation {steps}", f"{ranks} {word}"))
+    batch += "" if job.batch_step is None else f" from step {job.batch_step} on"
     return ", ".join(filter(None, (batch, job.stages_text)))
 
 

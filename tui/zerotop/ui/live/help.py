@@ -19,7 +19,7 @@ TERMS: tuple[tuple[str, str], ...] = (
     (
         "micro-batch 2 × accumulation 1 × 8 ranks",
         "Samples per rank and pass, gradient accumulation steps, and ranks; short: mb2 ga1 ×8.\n"
-        "The product is the number of samples per update.",
+        "The product is the number of samples per update. Where it changed, the step from which on it is so follows.",
     ),
     SIZES_TERM,
     LEFT_OUT_TERM,
@@ -99,7 +99,7 @@ TERMS: tuple[tuple[str, str], ...] = (
     ),
     (
         "watching costs",
-        "The share of the training time that zerotop takes, by its own measurement, and the seconds of one-time work, such\n"
+        "The share of the time that zerotop takes, by its own measurement, and the seconds of one-time work, such\n"
         "as counting all tensors. Short steps are recorded in less detail to keep to the budget (--budget).\n"
         "Lost records could not be written, for example because the disk was full.",
     ),

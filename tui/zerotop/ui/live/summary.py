@@ -7,11 +7,11 @@ from enum import Enum
 from zerotop.analysis.findings import Severity
 from zerotop.analysis.formatting import format_count, format_percent
 from zerotop.analysis.live_view import JobState, LiveView
-from zerotop.analysis.reports.cost_text import describe_cost
+from zerotop.analysis.reports.cost_text import SHARE_OF, describe_cost, describe_share
 from zerotop.analysis.reports.end_summary import EndSummary
-from zerotop.analysis.reports.finding_costs import FindingCost
+from zerotop.analysis.reports.finding_costs import FindingCost, overlap
 from zerotop.analysis.reports.verdict import describe_memory
-from zerotop.analysis.views.watching_cost import describe_share
+from zerotop.analysis.views.watching_cost import describe_share as describe_watching_share
 from zerotop.ui.base.findings import choose_style, describe_finding, wrap_sentence
 from zerotop.ui.drawing.formatting import is_known
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -21,7 +21,7 @@ from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.drawing.units import get_units
 
 MOST_ROWS = 9  # title, three findings, speed, the last runs, memory, watching, price
-_SHARE = "of the training time"
+_OVERLAP = "shares may overlap"
 _NO_FINDINGS = "No finding has a cost in time or memory."
 
 
@@ -37,7 +37,8 @@ def draw_summary(
     summary: EndSummary, view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
 ) -> list[Row]:
     """Draw a row for each finding with its cost, then a sentence a row."""
-    heading = f" {_SHARE}" if _choose_form(summary, view, width) is _Form.PERCENT else ""
+    notes = [SHARE_OF] * (_choose_form(summary, view, width) is _Form.PERCENT) + [_OVERLAP] * overlap(summary.findings)
+    heading = f" {', '.join(notes)}" if notes else ""
     title = panel_title("Summary", focused)
     rows: list[Row] = [(*draw_rule(title, width - len(heading), glyphs), (heading, "heading"))]
     rows += _draw_lines(summary, view, width, height - 1, glyphs)
@@ -53,7 +54,7 @@ def count_summary_rows(summary: EndSummary, view: LiveView, width: int, glyphs: 
 def _draw_lines(summary: EndSummary, view: LiveView, width: int, most_rows: int, glyphs: Glyphs) -> list[Row]:
     """Draw at most ``most_rows`` rows, if the findings are not more."""
     form = _choose_form(summary, view, width)
-    rows = [_draw_finding(cost, form, summary.training_s, view, width, glyphs) for cost in summary.findings]
+    rows = [_draw_finding(cost, form, view, width, glyphs) for cost in summary.findings]
     if not summary.findings and not view.job.exit_code and view.job.state is not JobState.LOST:
         rows.append(((f"  {_NO_FINDINGS}", "good"),))
     sentences = (
@@ -73,24 +74,23 @@ def _draw_lines(summary: EndSummary, view: LiveView, width: int, most_rows: int,
 def _choose_form(summary: EndSummary, view: LiveView, width: int) -> _Form:
     """Return the longest form of costs in time that fits beside every finding, so that all have the same."""
     for form in (_Form.WHOLE, _Form.SHARE):
-        rights = [_write_cost(cost, form, summary.training_s, view) for cost in summary.findings if cost.seconds is not None]
+        rights = [_write_cost(cost, form, view) for cost in summary.findings if cost.seconds is not None]
         lefts = [describe_finding(cost.finding) for cost in summary.findings if cost.seconds is not None]
         if all(len(left) + len(right) + 5 <= width for left, right in zip(lefts, rights, strict=True)):
             return form
     return _Form.PERCENT
 
 
-def _write_cost(cost: FindingCost, form: _Form, training_s: float, view: LiveView) -> str:
-    if form is _Form.WHOLE or cost.seconds is None or not training_s:
-        return describe_cost(cost, training_s, view, get_units().sizes[:3])
-    percent = format_percent(cost.compute_share(training_s))
-    return f"{percent} {_SHARE}" if form is _Form.SHARE else percent
+def _write_cost(cost: FindingCost, form: _Form, view: LiveView) -> str:
+    if form is _Form.WHOLE or cost.share is None:
+        return describe_cost(cost, view, get_units().sizes[:3])
+    return describe_share(cost.share) if form is _Form.SHARE else format_percent(cost.share)
 
 
-def _draw_finding(cost: FindingCost, form: _Form, training_s: float, view: LiveView, width: int, glyphs: Glyphs) -> Row:
+def _draw_finding(cost: FindingCost, form: _Form, view: LiveView, width: int, glyphs: Glyphs) -> Row:
     finding = cost.finding
     mark, style = (glyphs.bullet if finding.severity is Severity.INFO else "!"), choose_style(finding)
-    price = _write_cost(cost, form, training_s, view)
+    price = _write_cost(cost, form, view)
     right: Row = ((f" {sanitize(price, glyphs)}", "value"),) if price else ()
     if row_width(right) > width // 2:
         right = ()
@@ -104,4 +104,4 @@ def _describe_watching(view: LiveView) -> str:
         return ""
     once = f", and {cost.one_time_s:.1f} s once" if is_known(cost.one_time_s) and cost.one_time_s >= 0.05 else ""
     lost = f"; {format_count(cost.lost_records, 'record')} lost" if cost.lost_records else ""
-    return f"Watching cost {describe_share(cost.probe_share)}{once}{lost}."
+    return f"Watching cost {describe_watching_share(cost.probe_share)}{once}{lost}."

@@ -6,7 +6,8 @@ import shlex
 import time
 from collections.abc import Sequence
 
-from zerotop.analysis.formatting import format_count, format_percent, pluralize
+from zerotop.analysis.formatting import format_count, pluralize
+from zerotop.analysis.reports.cost_text import describe_share
 from zerotop.analysis.reports.recording_index import ListedRecording
 from zerotop.analysis.reports.recording_summary import OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY, Overview
 from zerotop.ui.base.start_interfaces import LibraryItem, RunningJob
@@ -128,7 +129,7 @@ def _describe_worst(overview: Overview) -> str:
     """Return the finding that costs most, with its cost."""
     if not overview.worst:
         return "" if overview.worst is None else "Nothing found that costs time or memory."
-    cost = f"{format_percent(overview.worst_share)} of the training time: " if is_known(overview.worst_share) else ""
+    cost = f"{describe_share(overview.worst_share)}: " if is_known(overview.worst_share) else ""
     return convert_sizes(f"{cost}{overview.worst}")
 
 

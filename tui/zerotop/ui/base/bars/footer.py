@@ -12,7 +12,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import format_ending
 from zerotop.ui.drawing.rows import Row, Span, align_ends, choose_items, fit_row, join_rows, merge_spans, row_width
 
-_NOTABLE_SHARE = 0.01  # of the training time, that watching costs: coloured
+_NOTABLE_SHARE = 0.01  # of the time, that watching costs: coloured
 
 
 @dataclass(frozen=True)

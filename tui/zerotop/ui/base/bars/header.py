@@ -111,16 +111,17 @@ def _build_progress_items(view: LiveView, bar: int, glyphs: Glyphs) -> list[tupl
     if progress.total_steps and bar >= 4:
         done = progress.finished_steps / progress.total_steps
         items.append((2, draw_stacked_bar([("progress", done)], 1.0, bar, glyphs, rest="progress-rest")))
+    # While the job runs both are means of the last steps.
+    is_named = job.state.is_over and bar >= _WHOLE_BAR
     if is_known(progress.iteration_s):
         pace: Row = ((format_pace(progress.iteration_s), "band-value"),)
-        # While the job runs it is the pace of the last steps.
-        is_median = job.state.is_over and bar >= _WHOLE_BAR
-        items.append((8, (("median ", "band-muted"), *pace) if is_median else pace))
+        items.append((8, (("median ", "band-muted"), *pace) if is_named else pace))
     if is_known(progress.tokens_per_s):
-        items.append((6, ((format_number(progress.tokens_per_s), "band-value"), (" tok/s", "band"))))
+        rate: Row = ((format_number(progress.tokens_per_s), "band-value"), (" tok/s", "band"))
+        items.append((6, (("mean ", "band-muted"), *rate) if is_named else rate))
     # Groups of ranks that share a replica hold parts of the parameters.
     ranks = job.ranks if job.batch_ranks == job.ranks and not job.stages else None
-    gpus = [gpu.name for gpu in view.gpus]
+    gpus = [gpu.name for gpu in view.job_gpus]
     sizes = (job.parameters, job.trainable_parameters, ranks)
     mfu = measure_mfu(progress.tokens_per_s, *sizes, gpus, job.short_precision, job.model)
     if is_known(mfu):
