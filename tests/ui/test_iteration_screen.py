@@ -95,7 +95,7 @@ async def test_the_story_in_one_sentence() -> None:
         ("x4-z3", "cores run the optimizer", "warn"),
         ("z2-oom", "of 485 ms; backward takes 86 %", "value"),
         ("gpu-clean", "NVML's means of 200 ms do not show when", "value"),
-        ("cpu-clean", "backward takes 20.6 ms of 34.4 ms; 1.68 of 2 cores busy", "value"),
+        ("cpu-clean", "backward takes 20.6 ms of 34.4 ms; 2 ranks use 1.68 of 2 cores", "value"),
         ("hand-rank0", "52 iterations take 328 ms, 47 % of the time: code outside the phases 251 ms longer", "warn"),
         ("cpu-slow", "code outside the phases takes 50.3 ms of 108 ms", "value"),
     ],

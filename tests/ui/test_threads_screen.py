@@ -113,7 +113,7 @@ async def test_a_recording_shorter_than_what_is_usually_seen_has_the_width_to_it
         (axis,) = [line for line in read_rows(app) if "30 s" in line and "40 s" in line]
         assert axis.index("10 s") < 0.4 * 300
         # Without the first 3 s, before the process began, and what came after the last step.
-        last = next(line for line in read_rows(app) if " last " in line).split(" last ")[1].split()
+        last = next(line for line in read_rows(app) if "chart: last " in line).split(" last ")[1].split()
         assert 50 < int(last[0]) < 72
 
 

@@ -135,7 +135,7 @@ def test_the_table(three_ranks: Path) -> None:
         "  peak allocated    30.0 GiB  30.0 GiB     0 %",
         "  least free        89.0 GiB  89.0 GiB     0 %",
         "  CPU cores         2.00      2.00         0 %",
-        "  means of steps 1–5",
+        "  times: means of steps 1–5; others: medians",
         "",
     ]
     styles = {row_text(row)[:12].strip(): row[-1][1] for row in rows}
@@ -251,7 +251,7 @@ def test_figures_are_of_the_steps_since_a_rank_began_to_delay_the_other() -> Non
     assert picture.skew is not None
     assert picture.skew.since_step == 15
     rows = draw_table(picture, 46, 13, BLOCKS)
-    assert "means of steps 15–24" in [row_text(row).strip() for row in rows]
+    assert any("means of steps 15–24" in row_text(row) for row in rows)
     (delay,) = (row for row in picture.table_rows if row.metric is RankMetric.WAIT)
     assert delay.own > 0.04
     assert delay.usual == 0

@@ -138,12 +138,25 @@ def test_the_story_of_the_skipped_steps(all_findings: Findings) -> None:
 
 def test_skipped_steps_announce_the_optimizer_state(all_findings: Findings) -> None:
     early, ended = (find_one(all_findings["story"], name) for name in ("steps_skipped", "skipping_ended"))
-    assert early.known_ns < ended.begin_ns - 5 * 10**9
+    assert early.known_ns <= ended.begin_ns
     assert early.evidence["expected_state_bytes"] == 2 * 8_030_261_248
     assert "host memory" in early.details
-    assert "GPU memory" in find_one(all_findings["z2-fp16"], "steps_skipped").details
     # That fp16 skips a few steps is usual. Ten misled whoever looked at their time.
     assert (early.severity, ended.severity) == (Severity.INFO, Severity.WARNING)
+
+
+def test_a_finding_follows_the_count_of_skipped_steps(all_findings: Findings) -> None:
+    found = find_one(all_findings["z2-fp16"], "steps_skipped")
+    assert found.headline.startswith("fp16 skipped 11 of the first 12 steps")
+    assert "will change" not in found.details  # a real step was among them
+    recording = recordings.open_recording("z2-fp16")
+    steps = next(iter(read_rank_steps(recording)))
+    assert steps["skipped"][:12].tolist() == [True] * 10 + [False, True]
+    for count in range(3, 11):
+        (told,) = (one for one in detect_findings(recording, int(steps["end_unix_ns"][count - 1])) if one.step == 0)
+        assert told.headline.startswith(f"fp16 skipped the first {count} steps")
+        assert "Time and memory will change" in told.details
+        assert "GPU memory" in told.details
 
 
 # --- time, cores, running out of memory ----------------------------------------------------------------------------------
@@ -238,7 +251,7 @@ def test_a_batch_that_only_one_rank_has_is_named(all_findings: Findings) -> None
 def test_steps_that_are_all_skipped_after_others(all_findings: Findings) -> None:
     stuck = find_one(all_findings["blind-overflows"], "steps_skipped")
     assert stuck.headline == "fp16 has skipped all steps since step 39: nothing is trained any more"
-    assert (stuck.evidence["loss_scale_first"], stuck.evidence["loss_scale_now"]) == (4096, 8)
+    assert stuck.details.startswith("79 steps in a row overflowed, while the loss scale fell from 4096 to 1.4e-20")
 
 
 def test_steps_that_are_skipped_without_a_loss_scale() -> None:

@@ -17,6 +17,7 @@ from zerotop.analysis.reports.export_tables import build_frames
 from zerotop.analysis.steps.logged_values import LoggedSeries, find_steps
 from zerotop.recording.samples import Floats, Ints, Rows
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
+from zerotop.ui.base.findings import describe_step
 from zerotop_probe.recording.tables import BOUNDARY, LOGGED, LOGGED_BITS, OPTIMIZER_RATE, SKIPPED, SPANS
 
 STEP_S = 0.5
@@ -79,6 +80,23 @@ def test_a_nan_after_a_skipped_step(tmp_path: Path) -> None:
     assert f"Before it was {losses[39]:.4g} in step 39; step 39 was skipped because gradients overflowed." in found.details
 
 
+def test_a_loss_that_is_logged_now_and_then_became_nan_between_two_values(tmp_path: Path) -> None:
+    (found,) = find_loss(tmp_path, [*make_decay(2), *[math.nan] * 4], every=50)
+    assert (found.step, found.headline) == (149, "The loss became NaN between steps 99 and 149: 3 values in a row")
+    assert describe_step(found) == ""
+
+
+def test_a_loss_that_is_logged_now_and_then_rose_between_two_values(tmp_path: Path) -> None:
+    losses = [loss * (4 if number >= 50 else 1) for number, loss in enumerate(make_decay(60))]
+    (found,) = find_loss(tmp_path, losses, every=10)
+    assert (found.name, found.headline.partition(" between ")[2]) == ("loss_jumped", "steps 499 and 509")
+
+
+def test_a_loss_that_was_never_logged_before_has_no_step_before(tmp_path: Path) -> None:
+    (found,) = find_loss(tmp_path, [math.nan] * 4, every=50)
+    assert found.headline == "The loss is NaN from step 49 on: 3 values in a row"
+
+
 def test_a_loss_that_stays_nan_is_reported_after_many_single_ones(tmp_path: Path) -> None:
     losses = make_decay(120)
     losses[20:90:2] = [math.nan] * 35
@@ -93,14 +111,14 @@ def test_one_infinite_value_is_reported_at_the_step_that_logs_it(tmp_path: Path)
     losses[20] = math.inf
     (found,) = find_loss(tmp_path, losses, every=10)
     assert (found.step, found.severity.value) == (209, "warning")
-    assert found.headline == "The loss is infinite in step 209"
+    assert found.headline == "The loss logged at step 209 is infinite"
 
 
 def test_a_gradient_norm_that_stays_nan_behind_a_loss_that_is_filtered(tmp_path: Path) -> None:
     losses, norms = [*make_decay(40), *[0.0] * 20], [*[1.0] * 40, *[math.nan] * 20]
     (found,) = find_loss(tmp_path, losses, every=5, norms=norms)
     assert (found.name, found.step, found.severity.value) == ("loss_not_finite", 204, "error")
-    assert found.headline == "The gradient norm is NaN from step 204 on: 3 values in a row"
+    assert found.headline == "The gradient norm became NaN between steps 199 and 204: 3 values in a row"
     assert found.details == "Before it was 1 in step 199. The logged loss stays finite: 0 in step 214."
 
 
@@ -208,6 +226,16 @@ def test_lines_that_are_read_late_have_the_steps_that_they_say(numbers: list[int
     rows = make_rows(130, 1)
     times = rows["end_unix_ns"][steps] + 1_000_000 * np.array([3, 9, 0, 5]) + 100_000
     assert find_steps(rows, make_series(times, numbers)).tolist() == steps
+
+
+@pytest.mark.parametrize("numbers", [range(10, 710, 10), range(100, 800, 10)])
+def test_lines_that_are_all_read_late_keep_their_numbers(numbers: range) -> None:
+    """Each is read five to nine steps of 10 ms after its own, and one of them, on a busy node, much later."""
+    rows = make_rows(900, 10)
+    late = 10_000_000 * (5 + np.arange(len(numbers)) % 5)
+    late[30] = 95_000_000 * 4
+    times = np.maximum.accumulate(rows["end_unix_ns"][list(numbers)] + late)
+    assert find_steps(rows, make_series(times, list(numbers))).tolist() == list(numbers)
 
 
 def test_rates_that_are_logged_before_a_step_are_of_that_step() -> None:

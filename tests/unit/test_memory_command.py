@@ -32,6 +32,14 @@ def run_memory(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
+def test_the_rule_of_thumb_is_beside_the_peak_of_a_step_where_another_phase_has_the_highest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report = run_memory(capsys, str(recordings.find_packed_file("evaluation-graphs")))
+    assert "Peak of rank 0: 21.206 GiB allocated, in several phases of step 420" in report
+    assert "= 16.074 GiB; measured 16.841 in backward of step 331" in report
+
+
 def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = run_memory(capsys, str(record_ended_job(tmp_path).folder))
     lines = report.splitlines()

@@ -41,6 +41,18 @@ _NO_PHASES = np.empty(0, [(name, np.int64) for name in ("begin_ns", "end_ns", "t
 
 # (highest allocated, index of its window) by phase, and the same of the highest reserved.
 _HighestPeaks = tuple[dict[int, tuple[int, int]], tuple[int, int]]
+# Phases of a step. The rule of thumb holds in these, but neither in initialization nor in evaluation.
+_STEP_PHASES = (
+    "forward",
+    "backward",
+    "step",
+    "optimizer",
+    "cpu_optimizer",
+    "grads_to_cpu",
+    "params_to_gpu",
+    "allgather",
+    "reduce",
+)
 _NO_PEAKS: _HighestPeaks = ({}, (-1, -1))
 
 
@@ -89,6 +101,11 @@ class RankPeaks:
     def owning_peak(self) -> PhasePeak:
         """The highest of a phase; that before attaching only where there is no other."""
         return next((peak for peak in self.phases if peak.phase != BEFORE), self.phases[0])
+
+    @property
+    def step_peak(self) -> PhasePeak | None:
+        """The highest within a step, of which the rule of thumb tells; None if none is known to be of one phase."""
+        return next((peak for peak in self.phases if peak.phase in _STEP_PHASES), None)
 
     @property
     def peak_before_entry(self) -> PhasePeak | None:

@@ -118,12 +118,13 @@ def _format_peaks(peaks: RankPeaks, report: MemoryReport) -> list[str]:
             held = [(f"  {row.describe()}", format_gib(row.bytes)) for row in at_peak.ledger.rows if row.bytes]
             lines += align_columns([("  GPU memory at the peak", "GiB"), *held], "<>")
     rule = report.rules.get(rank)
-    if rule is not None:
+    if rule is not None and (measured := peaks.step_peak) is not None:
         lines.append(
             f"  Rule of thumb: parameters {format_gib(rule.parameters)} + optimizer {format_gib(rule.optimizer)}"
             f" + the larger of gradients {format_gib(rule.gradients)} + intermediates {format_gib(rule.intermediates)}"
             f" and activations {format_gib(rule.activations)}"
-            f" = {format_gib(rule.peak_bytes)} GiB; measured {format_gib(owner.allocated_bytes)}"
+            f" = {format_gib(rule.peak_bytes)} GiB;"
+            f" measured {format_gib(measured.allocated_bytes)} {measured.place_text}"
         )
     return lines
 

@@ -47,7 +47,7 @@ def describe_with_name(finding: Finding) -> str:
 
 def describe_step(finding: Finding) -> str:
     """Return ``begins in step 15``; "" if it has no step or its headline says the step."""
-    is_said = re.search(rf"\bstep {finding.step}\b|\b{finding.step} steps?\b|\bin steps \d", finding.headline)
+    is_said = re.search(rf"\bsteps? (\d+ and )?{finding.step}\b|\b{finding.step} steps?\b|\bin steps \d", finding.headline)
     return "" if finding.step is None or is_said else f"begins in step {finding.step}"
 
 

@@ -90,7 +90,13 @@ def _describe_cores(fold: WaveformFold, glyphs: Glyphs) -> str:
         return text
     used = fold.signals["cores"].compute_mean(0.0, fold.iteration_s)
     available = f" of {fold.host_cores}" if fold.host_cores else ""
-    return f"{text}; {format_significant(used)}{available} cores busy"
+    verb = "use" if fold.process_count > 1 else "uses"
+    return f"{text}; {describe_processes(fold)} {verb} {format_significant(used)}{available} cores"
+
+
+def describe_processes(fold: WaveformFold) -> str:
+    """Return whose cores and host memory are shown, which are more ranks than the folded ones: ``4 ranks``, ``rank 2``."""
+    return f"{fold.process_count} ranks" if fold.process_count > 1 else f"rank {fold.ranks[0]}"
 
 
 def describe_fold(fold: WaveformFold) -> str:

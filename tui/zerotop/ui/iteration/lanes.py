@@ -27,6 +27,7 @@ from zerotop.ui.drawing.formatting import format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
 from zerotop.ui.drawing.rows import Row, fit_row
+from zerotop.ui.iteration.labels import describe_processes
 from zerotop_probe.recording.metrics import BYTES, BYTES_PER_S, CORES, PERCENT, WATTS
 
 Floats = NDArray[np.float64]
@@ -57,6 +58,8 @@ LANES = (
     SignalLane("allocated", "alloc", BYTES, (("allocated", "memory-allocated", ""),)),
     SignalLane("resident", "RSS", BYTES, (("resident", "memory-other", ""),)),
 )
+
+_PROCESS_LANES = ("cores", "resident")  # sums of processes
 
 
 def choose_lanes(fold: WaveformFold) -> list[SignalLane]:
@@ -203,6 +206,8 @@ def _draw_names(lane: SignalLane, fold: WaveformFold, unit: str, factor: float, 
             text = glyphs.to_plain(curve) if curve else f"mean {format_significant(mean)}"
             rows.append((*(((f"{glyphs.find_sample(style)} ", style),) if curve else ()), (text, "muted")))
     signals = [fold.signals[signal] for signal, _, _ in lane.curves if signal in fold.signals]
+    if lane.id in _PROCESS_LANES:
+        rows.append(((describe_processes(fold)[: GUTTER - 1], "muted"),))
     if not all(signal.resolved for signal in signals):
         rows.append((("means", "warn"),))
     elif lane.id == "pcie" and max(signal.window_s for signal in signals) > _MAX_COUNTED_S:

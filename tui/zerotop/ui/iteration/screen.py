@@ -56,8 +56,8 @@ class IterationScreen(MonitorScreen):
         ),
         (
             "CPU/64",
-            "Cores in use, out of those available to the job: by all ranks on a host, or by the chosen one.\n"
-            "Sampled ten times a second, and resolved like the GPU's.",
+            "Cores in use in the folded iterations, by the ranks named below, out of those available to the job. Sampled\n"
+            "ten times a second, and resolved like the GPU's. The Threads screen shows those of the last second.",
         ),
         (
             "means, at least",

@@ -26,7 +26,8 @@ TERMS: tuple[tuple[str, str], ...] = (
     (
         "rule of thumb",
         "parameters + optimizer + the larger of activations and (gradients + the update's buffers),\n"
-        "from measured sizes, beside the peak.",
+        "from the sizes after an update and the highest peaks of forward and of the update, beside the highest peak of a\n"
+        "step. Where that is not the peak of the other rows, as in an evaluation, its phase is named.",
     ),
     (
         "master weights, state",

@@ -23,18 +23,6 @@ _MIN_NAME_WIDTH = 24  # cells, so that figures stay in place while names of rows
 _MIN_BASIS_WIDTH = 24  # cells of the last column, which is cut where there is no more room
 _MIN_DIFFERENCE = 0.02  # share of the device's or the process's memory from which on a difference is highlighted
 _MUCH_KEPT = 0.25  # of a peak, in tensors that outlive their step
-# The rule of thumb holds in these phases, but neither in initialization nor in evaluation.
-_STEP_PHASES = (
-    "forward",
-    "backward",
-    "step",
-    "optimizer",
-    "cpu_optimizer",
-    "grads_to_cpu",
-    "params_to_gpu",
-    "allgather",
-    "reduce",
-)
 
 
 def draw_gpu_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
@@ -119,15 +107,17 @@ def _build_estimate_lines(view: MemoryView) -> list[MemoryLine]:
     if estimates and view.gpu is not None and view.gpu.ranks:
         expected = min(estimates) * len(view.gpu.ranks)
         lines.append(MemoryLine("estimate", "DeepSpeed's estimate", states, None, expected))
-    phases = view.peaks.phases if view.peaks is not None else ()
-    peak = max((peak.allocated_bytes for peak in phases if peak.phase in _STEP_PHASES), default=None)
+    peak = view.peaks.step_peak if view.peaks is not None else None
+    size = peak.allocated_bytes if peak is not None else 0
     # It cannot tell of tensors that outlive their step.
     is_kept = any(
-        line.row is not None and (line.row.is_kept or line.key == GROWN) and line.now_bytes > _MUCH_KEPT * (peak or 0)
+        line.row is not None and (line.row.is_kept or line.key == GROWN) and line.now_bytes > _MUCH_KEPT * size
         for line in view.lines
     )
-    if view.rule is not None and peak is not None and not is_kept:
-        lines.append(MemoryLine("rule", "rule of thumb", peak, peak, view.rule.peak_bytes))
+    if view.rule is not None and view.peaks is not None and peak is not None and not is_kept:
+        # The other figures of that column may be of another peak, as of an evaluation.
+        moment = f", {peak.phase.replace('_', ' ')}" if peak is not view.peaks.owning_peak else ""
+        lines.append(MemoryLine("rule", f"rule of thumb{moment}", size, size, view.rule.peak_bytes))
     return lines
 
 

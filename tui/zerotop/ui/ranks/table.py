@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from zerotop.analysis.formatting import format_percent
-from zerotop.analysis.ranks.matrix import RankMetric
+from zerotop.analysis.ranks.matrix import METRIC_TABLES, RankMetric
 from zerotop.analysis.ranks.outliers import MEETING_METRICS, RankComparison, Skew
 from zerotop.ui.drawing.formatting import MISSING
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -40,14 +40,24 @@ def draw_table(picture: RankPicture, width: int, height: int, glyphs: Glyphs, *,
     rows = [draw_rule((*name, *steps) if has_room else name, width, glyphs, placed)]
     rows += [placed.draw_row(row, width, glyphs) for row in table]
     if not has_room:
-        how = "estimated from" if picture.matrix.figured_steps < picture.matrix.recent_count else "means of"
-        rows[height - 1 :] = [fit_row(((f"  {how} {_name_steps(picture)}", "muted"),), width, glyphs)]
+        note = _describe_figures(picture, width, has_samples=any(row.metric in METRIC_TABLES for row in table))
+        rows[height - 1 :] = [fit_row(((f"  {note}", "muted"),), width, glyphs)]
     rows += draw_iteration_bars(picture, _name_usual(picture), width, height - len(rows), glyphs)
     return fit_height(rows, width, height, glyphs)
 
 
 def _name_usual(picture: RankPicture) -> str:
     return "other" if len(picture.matrix.processes) == 2 else "median"
+
+
+def _describe_figures(picture: RankPicture, width: int, *, has_samples: bool) -> str:
+    """Return how the figures were made, and of which steps."""
+    how = "estimated from" if picture.matrix.figured_steps < picture.matrix.recent_count else "means of"
+    note = f"{how} {_name_steps(picture)}"
+    if not has_samples:
+        return note
+    whole = f"times: {note}; others: medians"
+    return whole if len(whole) + 2 <= width else f"times: {note}"
 
 
 def _build_columns(picture: RankPicture, glyphs: Glyphs) -> list[Column[RankComparison]]:

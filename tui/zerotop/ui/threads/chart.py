@@ -110,7 +110,7 @@ def _draw_legend(threads: RankThreads, begin_s: float, width: int, glyphs: Glyph
     ]
     return [
         *(figures if rank.alive else [(line, ("runnable", "text"))]),
-        ((f"last {format_rough_time(threads.end_s - max(threads.begin_s, begin_s))}", "muted"),),
+        ((f"chart: last {format_rough_time(threads.end_s - max(threads.begin_s, begin_s))}", "muted"),),
         *([()] if named else []),
         *(tuple(row) for row in named if width >= 12),
     ]

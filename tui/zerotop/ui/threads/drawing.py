@@ -252,7 +252,9 @@ def _draw_title(threads: RankThreads, width: int) -> Row:
         return (*panel_title(name, False), (" ended", "muted"))
     format_threads = format_count(rank.thread_count, "thread")
     text = f" {rank.cores_used:.1f} cores used, {rank.runnable_threads:.1f} runnable, {format_threads}"
-    return (*panel_title(name, False), (text if width >= len(text) + 40 else "", "title-value"))
+    longer = f"{text} in the last second"
+    shown = next((one for one in (longer, text) if width >= len(one) + 40), "")
+    return (*panel_title(name, False), (shown, "title-value"))
 
 
 def _draw_name(line: TableLine, size: int, glyphs: Glyphs) -> Row:

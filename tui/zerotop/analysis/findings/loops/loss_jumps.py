@@ -126,17 +126,15 @@ def _find_phases(group: Group, begin_ns: int, end_ns: int) -> Iterator[str]:
 _BROKEN = FindingKind(
     name="loss_not_finite",
     confidence=0.99,
-    headline="The loss is {word}[ in step {step}]",
+    headline="The loss[ {place}] is {word}",
     details="[Before it was {loss_before:.4g}[ in step {step_before}][; {before}].][ {raised}]",
     advice="{look}",
     fix="torch.autograd.set_detect_anomaly(True)",
 )
-_LASTING = _BROKEN.with_changes(
-    severity=Severity.ERROR, headline="The loss is {word}[ from step {step} on]: {values:.0f} values in a row"
-)
+_LASTING = _BROKEN.with_changes(severity=Severity.ERROR, headline="The loss {onset}: {values:.0f} values in a row")
 # Its loss is finite, or not logged: the Trainer by default logs the mean of those losses that are finite.
 _BROKEN_NORM = _LASTING.with_changes(
-    headline="The gradient norm is {word}[ from step {step} on]: {values:.0f} values in a row",
+    headline="The gradient norm {onset}: {values:.0f} values in a row",
     details=(
         "[Before it was {norm_before:.4g}[ in step {step_before}][; {before}].][ The logged loss stays finite:"
         " {loss:.4g}[ in step {loss_step}][, as {filter} leaves out losses that are not].]"
@@ -145,7 +143,7 @@ _BROKEN_NORM = _LASTING.with_changes(
 _JUMPED = FindingKind(
     name="loss_jumped",
     confidence=0.9,
-    headline="The loss rose to {loss_after:.4g} from {loss_before:.4g}[ at step {step}]",
+    headline="The loss rose to {loss_after:.4g} from {loss_before:.4g}[ {onset}]",
     details=(
         "All of {values_after:.0f} values are above the highest of the {values_before:.0f} before, {highest_before:.4g}."
         "[ Before: {before}.]"
@@ -251,9 +249,9 @@ class _LossSearch:
             loss = float(shown.values[-1]) if len(shown.values) else None
             evidence = {"values": len(values), "norm_before": float(self.values[before[-1]]), "loss": loss}
             filtering = "the Trainer's logging_nan_inf_filter" if self._group.engine.library == TRAINER else None
-            texts = {"word": _name_values(values), "step_before": self._steps[before[-1]], "look": _LOOK}
-            texts |= {"loss_step": self._steps[last], "filter": filtering}
-            yield self._build(_BROKEN_NORM, first, known_ns, evidence, **texts)
+            texts = {"step_before": self._steps[before[-1]], "loss_step": self._steps[last], "filter": filtering}
+            onset = self._describe_onset(first, _name_values(values))
+            yield self._build(_BROKEN_NORM, first, known_ns, evidence, onset=onset, look=_LOOK, **texts)
 
     def find_error(self, end_ns: int) -> Iterator[Finding]:
         """Yield the last values once more, with the error in which the attempt ended, if they are not finite."""
@@ -272,18 +270,39 @@ class _LossSearch:
     def _build_broken(self, first: int, last: int, raised: str | None = None, known_ns: int | None = None) -> Finding:
         count = last - first + 1
         kind = _LASTING if count >= _LASTING_VALUES else _BROKEN
-        before = np.flatnonzero(np.isfinite(self.values[:first]))
-        evidence = {"values": count, "loss_before": float(self.values[before[-1]]) if len(before) else None}
+        before = self._find_value_before(first)
+        word, step = _name_values(self.values[first : last + 1]), self._steps[first]
+        way = "in" if self._find_gap(first) is None else "logged at"
         return self._build(
             kind,
             first,
             known_ns or self._find_known(last),
-            evidence,
-            word=_name_values(self.values[first : last + 1]),
-            step_before=self._steps[before[-1]] if len(before) else None,
+            {"values": count, "loss_before": float(self.values[before]) if before is not None else None},
+            word=word,
+            onset=self._describe_onset(first, word),
+            place=f"{way} step {step}" if step is not None else None,
+            step_before=self._steps[before] if before is not None else None,
             raised=raised,
             look=_LOOK,
         )
+
+    def _find_value_before(self, first: int) -> int | None:
+        """Return the index of the last finite value before one."""
+        before = np.flatnonzero(np.isfinite(self.values[:first]))
+        return int(before[-1]) if len(before) else None
+
+    def _find_gap(self, first: int) -> tuple[int, int] | None:
+        """Return the steps of a value and of the finite one before it if steps lie between, whose values nobody logged."""
+        before, step = self._find_value_before(first), self._steps[first]
+        step_before = self._steps[before] if before is not None else None
+        return (step_before, step) if step is not None and step_before is not None and step > step_before + 1 else None
+
+    def _describe_onset(self, first: int, word: str) -> str:
+        """Return what the values are, and from where on: only that of a value each step is known to the step."""
+        gap, step = self._find_gap(first), self._steps[first]
+        if gap is not None:
+            return f"became {word} between steps {gap[0]} and {gap[1]}"
+        return f"is {word} from step {step} on" if step is not None else f"is {word}"
 
     def find_next_jump(self, new: slice, jump: _Jump | None) -> _Jump | None:
         """Return the next time that the last values are far above all before them, since the jump before."""
@@ -311,8 +330,12 @@ class _LossSearch:
             "values_before": len(before),
             "values_after": len(after),
         }
+        gap, step = self._find_gap(jump.first), self._steps[jump.first]
+        onset = (
+            f"between steps {gap[0]} and {gap[1]}" if gap is not None else f"at step {step}" if step is not None else None
+        )
         look = "Look at the batches of these steps. If the loss stays high, go back to a checkpoint before them."
-        return self._build(_JUMPED, jump.first, self._find_known(jump.last), evidence, look=look)
+        return self._build(_JUMPED, jump.first, self._find_known(jump.last), evidence, onset=onset, look=look)
 
     def _find_known(self, index: int) -> int:
         """Return when a value and its step were known."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zerotop.analysis.engine import LOOP
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
@@ -23,10 +24,10 @@ _SKIPPING = FindingKind(
     name="steps_skipped",
     severity=Severity.INFO,
     confidence=0.99,
-    headline="fp16 skipped the first {skipped_steps:.0f} steps: nothing was trained in them",
+    headline="fp16 skipped[ {skipped_of:.0f} of] the first {first_steps:.0f} steps: a skipped step trains nothing",
     details=(
-        "Gradients overflowed[ (loss scale {loss_scale_first:.0f}, now {loss_scale_now:.0f})]. Time and memory will change"
-        "[: the first real step adds {expected_state_bytes:bytes} of optimizer state to each rank's {place}]."
+        "Gradients overflowed[ (loss scale {scale_first}, now {scale_now})].[ {soon} will change"
+        "[: the first real step adds {expected_state_bytes:bytes} of optimizer state to each rank's {place}].]"
     ),
     advice="Train in bf16, which needs no loss scale, or {lower_scale}.",
     fix="{bf16_fix}",
@@ -35,8 +36,8 @@ _STUCK = _SKIPPING.with_changes(
     severity=Severity.WARNING,
     headline="fp16 has skipped all steps since step {step}: nothing is trained any more",
     details=(
-        "{skipped_steps:count step} in a row overflowed[, while the loss scale fell from {loss_scale_first:.0f} to"
-        " {loss_scale_now:.0f}], after steps that did not."
+        "{skipped_steps:count step} in a row overflowed[, while the loss scale fell from {scale_first} to"
+        " {scale_now}], after steps that did not."
     ),
     advice="A loss or gradient is infinite or NaN, which no loss scale cures: look for it in the first of these steps.",
     fix="torch.autograd.set_detect_anomaly(True)",
@@ -79,6 +80,8 @@ REAL_STEPS = 2
 _SEARCH_STEPS = 1000
 # A loss scale that grew makes one or a few steps overflow, as the first one does. This many divide it by a thousand.
 _STUCK_STEPS = 10
+# A finding follows its count of skipped steps: it is told again after each, and of many after this part more.
+_MORE = 32
 
 
 @in_each_attempt(kinds=None)
@@ -86,53 +89,89 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report each once for each attempt of the job."""
     group, steps, skipped = window.subject, window.subject.lead.steps, fp16_warmup.count_skipped_first(window.subject.lead)
     if group.engine.kind != LOOP and group.engine.dtype and "fp16" not in (group.engine.dtype, group.engine.autocast):
-        yield window.find_once(partial(_find_infinite, window, _INFINITE, 1), _INFINITE)
-        yield window.find_once(partial(_find_infinite, window, _ALL_INFINITE, _STUCK_STEPS), _ALL_INFINITE)
+        yield window.find_once(partial(_find_infinite, window), _INFINITE)
+        yield from _follow(window, _ALL_INFINITE, _find_run(window, 0), _STUCK_STEPS)
         return
-    yield window.find_once(partial(_find_stuck, window), _STUCK)
+    yield from _follow(window, _STUCK, _find_run(window, skipped + 1), _STUCK_STEPS)
     if skipped < fp16_warmup.SKIPPED_STEPS or int(steps["step"][0]) != 0:
         return
-    yield window.find_once(partial(_build_skipping_finding, group, steps[: fp16_warmup.SKIPPED_STEPS]), _SKIPPING)
+    yield from _follow(window, _SKIPPING, 0, fp16_warmup.SKIPPED_STEPS, real=REAL_STEPS)
     # A few of the steps after the first real one may be skipped too.
     real = skipped + np.flatnonzero(~steps["skipped"][skipped : skipped + _SEARCH_STEPS])
     if len(real) > REAL_STEPS:
         yield window.find_once(partial(_build_end_finding, group, skipped, steps[real[: REAL_STEPS + 1]]), _ENDED)
 
 
-def _find_infinite(window: SearchWindow[Group], kind: FindingKind, count: int) -> Finding | None:
-    """Return the finding about the first steps that were skipped without a loss scale, so many in a row."""
+def _find_infinite(window: SearchWindow[Group]) -> Finding | None:
+    """Return the finding about the first step that was skipped without a loss scale."""
     group, steps = window.subject, window.subject.lead.steps
-    fresh = window.steps(steps, count - 1, of=kind)
-    first = find_first_run(steps["skipped"][fresh], count)
-    if first is None:
-        return None
-    rows = steps[fresh.start + first : fresh.start + first + count]
-    return kind.at_steps(group, rows, {"skipped_steps": count}, dtype=group.engine.autocast or group.engine.dtype)
+    fresh = window.steps(steps, of=_INFINITE)
+    first = find_first_run(steps["skipped"][fresh], 1)
+    return _build(group, _INFINITE, steps[fresh.start + first :][:1]) if first is not None else None
 
 
-def _find_stuck(window: SearchWindow[Group]) -> Finding | None:
-    """Return the finding that all steps are skipped although earlier ones were not."""
-    group, steps = window.subject, window.subject.lead.steps
-    fresh = window.steps(steps, _STUCK_STEPS - 1)
-    first = find_first_run(steps["skipped"][fresh], _STUCK_STEPS)
-    if first is None or fresh.start + first <= fp16_warmup.count_skipped_first(group.lead):
-        return None
-    rows = steps[fresh.start + first : fresh.start + first + _STUCK_STEPS]
-    scales = fp16_warmup.read_loss_scales(group.lead, rows[:-1])  # that after the last one is known later
-    evidence: dict[str, float | None] = {"skipped_steps": len(rows)}
+def _find_run(window: SearchWindow[Group], begin: int) -> int | None:
+    """Return the first of many steps that are skipped in a row, from a step on."""
+
+    def find() -> int | None:
+        steps = window.subject.lead.steps
+        fresh = window.steps(steps, _STUCK_STEPS - 1)
+        first = find_first_run(steps["skipped"][fresh], _STUCK_STEPS)
+        return fresh.start + first if first is not None and fresh.start + first >= begin else None
+
+    return window.find_once(find, _STUCK)
+
+
+def _follow(
+    window: SearchWindow[Group], kind: FindingKind, first: int | None, least: int, real: int = 0
+) -> Iterator[Finding]:
+    """Yield the finding about ``least`` steps from ``first`` on, and again with each skipped one until more were real."""
+    if first is not None:
+        steps = window.subject.lead.steps[first:]
+        for count in window.extend(partial(_count_on, steps["skipped"], least, real), 0, kind):
+            yield _build(window.subject, kind, steps[:count])
+
+
+def _count_on(skipped: NDArray[np.bool_], least: int, real: int, last: int | None) -> int | None:
+    """Return up to which step to tell of the skipped ones next, after ``last``; None before it is over."""
+    if last is None:
+        return least
+    begin = last + last // _MORE
+    skipped = skipped[: begin + _SEARCH_STEPS]
+    ends = np.flatnonzero(~skipped)[real:]
+    later = np.flatnonzero(skipped[begin : ends[0] if len(ends) else None])
+    return begin + int(later[0]) + 1 if len(later) else None
+
+
+def _build(group: Group, kind: FindingKind, rows: Rows) -> Finding:
+    engine, skipped = group.lead.engine, rows[rows["skipped"]]
+    # The loss scale after the last one of many is known later.
+    scales = fp16_warmup.read_loss_scales(group.lead, skipped[:-1] if kind is _STUCK else skipped)
+    evidence: dict[str, float | None] = {"skipped_steps": len(skipped)}
+    if kind in (_INFINITE, _ALL_INFINITE):
+        return kind.at_steps(group, rows, evidence, dtype=engine.autocast or engine.dtype)
+    texts: dict[str, str] = {}
     if scales:
         evidence |= {"loss_scale_first": scales[0], "loss_scale_now": scales[-1]}
-    return _STUCK.at_steps(group, rows, evidence)
-
-
-def _build_skipping_finding(group: Group, rows: Rows) -> Finding:
-    engine, scales = group.lead.engine, fp16_warmup.read_loss_scales(group.lead, rows)
-    evidence: dict[str, float | None] = {"skipped_steps": len(rows)}
-    if scales:
-        evidence |= {"loss_scale_first": scales[0], "loss_scale_now": scales[-1]}
+        texts = {"scale_first": _format_scale(scales[0]), "scale_now": _format_scale(scales[-1])}
+    if kind is _STUCK:
+        return kind.at_steps(group, rows, evidence, **texts)
     evidence["expected_state_bytes"] = fp16_warmup.estimate_state_bytes(engine) or None
-    place = "host memory" if engine.offload_optimizer in ("cpu", "nvme") else "GPU memory"
-    return _with_advice(_SKIPPING, engine.config, None).at_steps(group, rows, evidence, place=place)
+    is_first = len(skipped) == len(rows)  # no step was real before
+    return _with_advice(kind, engine.config, None).at_steps(
+        group,
+        rows,
+        evidence,
+        first_steps=len(rows),
+        skipped_of=None if is_first else len(skipped),
+        soon="Time and memory" if is_first else None,
+        place="host memory" if engine.offload_optimizer in ("cpu", "nvme") else "GPU memory",
+        **texts,
+    )
+
+
+def _format_scale(scale: float) -> str:
+    return f"{scale:.0f}" if scale >= 1 else f"{scale:.2g}"
 
 
 def _with_advice(kind: FindingKind, config: object, fitting: float | None) -> FindingKind:
