@@ -16,6 +16,7 @@ from zerotop_probe.inside.changes.setting_lines import SettingLines
 from zerotop_probe.inside.changes.training_watch import TrainingWatch
 from zerotop_probe.inside.costly_modes.cache_clearing import CacheClearing
 from zerotop_probe.inside.costly_modes.debug_modes import DebugModes
+from zerotop_probe.inside.costly_modes.unused_graphs import GraphWatch
 from zerotop_probe.inside.counting import make_counting
 from zerotop_probe.inside.device.allocator import ASYNC, NATIVE, AllocatorSampler, find_backend
 from zerotop_probe.inside.device.cuda_events import DeviceClock
@@ -58,6 +59,7 @@ class Probe:
         self.library = TrainingLibrary()
         self.debug_modes = DebugModes(self.meter)
         self.cache_clearing = CacheClearing(self.meter)
+        self.unused_graphs = GraphWatch(self.meter)
         self.setting_lines = SettingLines(self.meter)
         self.watch = TrainingWatch(self.meter, self.setting_lines)
         self.watch.find_thread = lambda: self.training_thread
@@ -130,6 +132,7 @@ class Probe:
         wants_stacks = self._wants_stacks()
         self.debug_modes.begin_recording(recorder.write_event, names_lines=wants_stacks)
         self.cache_clearing.begin_recording(recorder.write_event, names_lines=wants_stacks)
+        self.unused_graphs.begin_recording(recorder.write_event, names_lines=wants_stacks)
         self.graph_replays.begin_recording(recorder.write_event, names_lines=wants_stacks)
         recorder.costs.write_more = self.debug_modes.write_changes
         self.watch.begin_recording(recorder.write_event, names_lines=wants_stacks)
@@ -232,6 +235,7 @@ class Probe:
 
     def _write_goodbye(self, recorder: Recorder) -> None:
         self._stop_threads(recorder)
+        self.unused_graphs.end_series(now())
         if self.evaluation is not None:
             self.evaluation.close()
         recorder.write_all_spans()
@@ -263,6 +267,7 @@ class Probe:
         if recorder is None:
             return
         self._stop_threads(recorder)
+        self.unused_graphs.end_series(now())
         if self.evaluation is not None:
             self.evaluation.close()
             self.evaluation = None

@@ -598,6 +598,21 @@ class CacheCleared(CodePlace, Event):
     seconds: float  # total duration of these calls
 
 
+class UnusedGraphs(CodePlace, Event):
+    """Forwards with gradients enabled whose graphs were freed before any backward, since the last backward.
+
+    Written with the first, second, fourth, eighth series of such forwards that began at this line, and so on.
+    """
+
+    step: int | None  # optimizer step in which the last series began
+    begin_ns: int  # begin of its first forward, CLOCK_MONOTONIC
+    end_ns: int  # end of its last forward, likewise
+    series: int  # series from this line so far
+    forwards: int  # forwards of all these; of a series of a model in training mode at most 15
+    seconds: float  # their total duration
+    training: bool | None  # whether the model was in training mode
+
+
 class GpuProcess(Event):
     """One of several processes on a GPU, when it was first seen there: of the job or of another one."""
 

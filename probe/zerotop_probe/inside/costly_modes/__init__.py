@@ -1,1 +1,1 @@
-"""Modes that slow down each step: debugging modes, and a cache that is emptied in each step."""
+"""Modes that slow down each step, a cache that is emptied in each step, and graphs that no backward uses."""

@@ -166,8 +166,11 @@ class EngineHooks(TrainingHooks):
 
     def _end_forward(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
         self.end_span(span, time_ns, flags, result)
-        if span.flags & EVAL and self._probe.evaluation is not None:
-            self._probe.evaluation.end_forward(time_ns)
+        evaluation = self._probe.evaluation
+        if span.flags & EVAL and evaluation is not None:
+            evaluation.end_forward(time_ns)
+            if evaluation.is_open:
+                self._probe.unused_graphs.note_forward(result, span, time_ns)
 
     def begin_backward(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> tuple[EngineState, Span] | None:
         if self._probe.counting.is_on:

@@ -237,7 +237,12 @@ class LoopHooks:
         if span.flags & EVAL:
             if self._probe.evaluation is not None:
                 self._probe.evaluation.end_forward(time_ns)
-        elif self._loop.settled is None:
+            if self._unproven_forward:
+                self._probe.unused_graphs.note_forward(result, span, time_ns)
+            return
+        if self._forwards > 1:
+            self._probe.unused_graphs.note_forward(result, span, time_ns)
+        if self._loop.settled is None:
             self._loop.note_output(result)
 
     def _classify_forward(self, recorder: Recorder, span: Span) -> None:
@@ -258,6 +263,7 @@ class LoopHooks:
     # --- backward -------------------------------------------------------------------------------------------
 
     def _begin_backward(self, time_ns: int, outputs: Any, args: Any, kwargs: Any) -> Span | None:
+        self._probe.unused_graphs.end_series(time_ns)
         if not kwargs.get("accumulate_grad"):
             if self._probe.engines.loop is not None:
                 self._count_backward()  # its gradients may make the next update another one

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
+from zerotop.analysis.findings.support.links import Kinds, is_simultaneous
 from zerotop.analysis.findings.support.memory.looks import find_growth, read_looks
 from zerotop_probe.recording.event_values import EVALUATION
 
@@ -17,6 +18,7 @@ _KIND = FindingKind(
     details="At its peak the evaluation before step {step} held {peak_bytes:bytes}, {line_bytes:bytes} of them from {line}.",
     advice="{eval_outputs}",
     fix="{eval_outputs_fix}",
+    explained_by=(Kinds(is_simultaneous, "unused_graphs"),),
 )
 
 

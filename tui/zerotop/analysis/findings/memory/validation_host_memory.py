@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.host_load import read_memory
+from zerotop.analysis.findings.support.links import Kinds, is_simultaneous
 from zerotop.analysis.findings.support.memory import evaluation_batches
 from zerotop.analysis.findings.support.thresholds import HOST_GROWTH_BYTES, USED_SHARE
 from zerotop.recording.steps.step_memory import measure_held_bytes
@@ -29,6 +30,7 @@ _KIND = FindingKind(
         " {node_ranks} ranks]]."
     ),
     advice="Keep fewer outputs in the evaluation, or evaluate in smaller batches.",
+    explained_by=(Kinds(is_simultaneous, "unused_graphs"),),
 )
 # Memory added to the rank's previous maximum, as a share of it or of the node's memory, beside HOST_GROWTH_BYTES.
 _OWN_SHARE, _NODE_SHARE = 0.5, 0.05

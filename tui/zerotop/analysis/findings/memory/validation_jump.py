@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
+from zerotop.analysis.findings.support.links import Kinds, is_simultaneous
 from zerotop.analysis.findings.support.memory import evaluation_batches
 from zerotop.analysis.findings.support.thresholds import JUMP_BYTES, USED_SHARE
 from zerotop.recording.samples import Samples
@@ -31,6 +32,7 @@ _KIND = FindingKind(
     ),
     advice="{eval_outputs}",
     fix="{eval_outputs_fix}",
+    explained_by=(Kinds(is_simultaneous, "unused_graphs"),),
 )
 _TENSORS_ADVICE, _TENSORS_FIX = "{eval_tensors}", "{eval_tensors_fix}"
 # Share by which evaluation has to raise the reserved memory, beside JUMP_BYTES.
