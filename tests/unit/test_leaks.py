@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from memory_recording import GIB, HELD_LIST, OOM, PlantedRecording, gib_to_bytes, make_reading, record_leak
@@ -124,6 +125,25 @@ def test_a_jump_among_tiny_rises_is_no_leak(bytes_per_step: int, count: int, tmp
     sizes = [4 + bytes_per_step / GIB * step + 0.3 * (step >= 20) for step in range(40)]
     found = detect_findings(record_leak(tmp_path, held=None, sizes=sizes), BEGIN_NS + 60 * S)
     assert [one.name for one in found].count("memory_creep") == count
+
+
+@pytest.mark.parametrize(
+    ("rates", "told"),
+    [
+        ([0.2] * 60 + [9] * 25, ["GPU memory grows 9.0 MiB a step on rank 0"]),
+        ([0] * 60 + [9] * 25, ["GPU memory grows 9.0 MiB a step on rank 0"]),
+        (([0.2] * 9 + [90]) * 12, ["GPU memory grows 9.0 MiB a step on rank 0"]),
+        ([2] * 60 + [9] * 60, ["GPU memory grew 2.0 MiB a step on rank 0 to step 60", "GPU memory grows 9.0 MiB a step"]),
+    ],
+)
+def test_the_rate_is_that_of_the_steps_that_are_told(rates: list[float], told: list[str], tmp_path: Path) -> None:
+    sizes = 4 + np.cumsum([0, *rates]) / 1024
+    recording = record_leak(tmp_path, held=None, sizes=sizes.tolist(), count=(len(rates) - 2, 1))
+    found = [one for one in detect_findings(recording, recording.end_ns) if one.name == "memory_creep"]
+    assert [one.headline.startswith(text) for one, text in zip(found, told, strict=True)] == [True] * len(told)
+    for one in found:
+        facts = one.evidence
+        assert facts["bytes_per_step"] * facts["steps"] == pytest.approx(facts["grown_bytes"], rel=0.15)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ class _Creep(NamedTuple):
     onset: int
     next: int
     ended_ns: int | None = None  # when it was known to have ended
+    faster: growing_readings.GrowthStretch | None = None  # as which it goes on after that
 
 
 @in_each_attempt(kinds=None)
@@ -105,6 +106,8 @@ def _find_next(
     window: SearchWindow[Group], stretches: list[growing_readings.GrowthStretch], last: _Creep | None
 ) -> _Creep | None:
     """Return the last creep once it has grown much further or has ended, otherwise the next one."""
+    if last is not None and last.faster is not None:
+        return _begin_creep(window, last.faster, last.next)
     for index in range(last.next if last is not None else 0, len(stretches)):
         stretch = stretches[index]
         if last is not None and last.ended_ns is None:
@@ -113,13 +116,17 @@ def _find_next(
                 return news._replace(next=index)
             if stretch.process.rank in last.ranks and stretch.begin_ns <= end_ns:
                 continue
-        stretch = _extend_back(window.keep(growing_readings.MemoryReadings, stretch.process), stretch)
-        ranks = [process.rank for process in window.subject.processes if _grows_alike(window, process, stretch)]
-        return _Creep(stretch, ranks, find_growth_onset(stretch.steps, stretch.held, stretch.slope), index + 1)
+        return _begin_creep(window, stretch, index + 1)
     if last is None or last.ended_ns is not None:
         return None
     news, _ = _follow(window, last, window.recording.cursor_ns)
     return news._replace(next=len(stretches)) if news is not None else None
+
+
+def _begin_creep(window: SearchWindow[Group], stretch: growing_readings.GrowthStretch, next_index: int) -> _Creep:
+    stretch = _extend_back(window.keep(growing_readings.MemoryReadings, stretch.process), stretch)
+    ranks = [process.rank for process in window.subject.processes if _grows_alike(window, process, stretch)]
+    return _Creep(stretch, ranks, find_growth_onset(stretch.steps, stretch.held, stretch.slope), next_index)
 
 
 def _extend_back(
@@ -164,6 +171,11 @@ def _follow(window: SearchWindow[Group], last: _Creep, until_ns: int) -> tuple[_
     ended_ns = int(ends_ns[index]) if has_ended[index] else None
     last_index = int(slowed_since[index] if is_slower[index] else highest[index])
     grown = readings.select_stretch(stretch.process, stretch.first, stretch.first + last_index + 1)
+    faster = readings.select_stretch(stretch.process, stretch.first + grown.find_faster(), stretch.first + last_index + 1)
+    if faster.first > stretch.first and faster.is_creep:
+        slower = readings.select_stretch(stretch.process, stretch.first, faster.first + 1)
+        if slower.is_creep:
+            return last._replace(stretch=slower, ended_ns=int(ends_ns[index]), faster=faster), end_ns
     return last._replace(stretch=grown, ended_ns=ended_ns), end_ns
 
 
