@@ -76,14 +76,19 @@ class GrowthStretch(NamedTuple):
         rises = int(np.count_nonzero(np.diff(self.held)))
         is_sparse = rises == len(self.rows) and int(self.rows["step"][-1]) - self.before_step >= _SPARSE_SPAN
         is_enough = rises >= (_EVEN_RISES if is_sparse else CREEP_STEPS)
-        return is_enough and _measure_growth(self.held) >= CREEP_BYTES and self.keeps_pace
+        return is_enough and self._measure_growth() >= CREEP_BYTES and self.keeps_pace
+
+    def _measure_growth(self) -> int:
+        """Return by how many bytes memory grew in all, without one rise that is most of it: that is no leak."""
+        grown, largest = int(self.held[-1] - self.held[0]), int(np.diff(self.held).max())
+        return grown - largest if 2 * largest > grown else grown
 
     def find_faster(self) -> int:
         """Return the index of the reading since which memory has grown several times as fast; 0 without one."""
         steps, highest = self.steps, np.maximum.accumulate(self.held)
         even = highest[0] + (highest[-1] - highest[0]) * ((steps - steps[0]) / max(1, int(steps[-1] - steps[0])))
         begin = int(np.argmax(even - highest))
-        if not begin or begin + 1 >= len(steps):
+        if begin <= 1 or begin + 1 >= len(steps):  # before the first rise it had not begun
             return 0
         early = (highest[begin] - highest[0]) / max(1, int(steps[begin] - steps[0]))
         late = (highest[-1] - highest[begin]) / max(1, int(steps[-1] - steps[begin]))
@@ -165,15 +170,14 @@ def measure_slope(steps: Ints, held: Ints) -> float:
     rises = np.flatnonzero(np.diff(held, prepend=-1))
     if len(rises) < 2:
         return 0.0
-    usual = float(np.median(np.diff(held[rises]) / np.maximum(1, np.diff(steps[rises]))))
-    whole = _measure_growth(held) / max(1, int(steps[rises[-1]] - steps[0]))
-    return usual if whole / _SAME_FACTOR <= usual <= whole * _SAME_FACTOR else whole
-
-
-def _measure_growth(held: Ints) -> int:
-    """Return by how many bytes memory grew in all, without one rise that is most of it: that is no leak."""
-    grown, largest = int(held[-1] - held[0]), int(np.diff(held).max())
-    return grown - largest if 2 * largest > grown else grown
+    grown, spans = np.diff(held[rises]), np.maximum(1, np.diff(steps[rises]))
+    usual = float(np.median(grown / spans))
+    # It may have begun anywhere before the first rise.
+    largest = int(np.argmax(grown[1:])) + 1 if len(grown) > 1 else 0
+    is_counted = np.arange(len(grown)) > 0
+    is_counted[largest] = 2 * grown[largest] <= grown.sum()
+    whole = float(grown[is_counted].sum() / max(1, spans[is_counted].sum()))
+    return usual if not is_counted.any() or whole / _SAME_FACTOR <= usual <= whole * _SAME_FACTOR else whole
 
 
 _new_trend_finder = partial(TrendFinder, _TREND_BLOCKS, _TREND_EVENNESS)
