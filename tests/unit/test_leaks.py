@@ -152,6 +152,7 @@ def test_the_rate_is_that_of_the_steps_that_are_told(rates: list[float], told: l
         ([8, 32000], [8, 512, 32000], "A view of 8 x 32,000 keeps a block of 8 x 512 x 32,000."),
         ([32, 32, 16000], [32, 8, 32, 16000], "A view of 32 x 32 x 16,000 keeps a block 8 times as large."),  # [:, -32:]
         ([512, 10], [512, 3200, 10], "A view of 512 x 10 keeps a block 3,200 times as large."),  # [:, :10]
+        ([], [8, 512], "A view of one element keeps a block 4,096 times as large."),  # losses[0, 0]
         ([4, 1000], [65536], "A view of 4 x 1,000 keeps a block 16 times as large."),
     ],
 )
@@ -166,6 +167,10 @@ NO_LINE = HELD_LIST | {"added_line": None}
 
 def count_held(*held: dict[str, Any]) -> events.Tensors:
     return events.Tensors({"step": 36, "held": list(held)}, BEGIN_NS, make_identity(0))
+
+
+def test_a_holder_without_a_name_is_not_told() -> None:
+    assert choose_holder(count_held(HELD_LIST | {"name": ""}), gib_to_bytes(4)) is None
 
 
 @pytest.mark.parametrize(

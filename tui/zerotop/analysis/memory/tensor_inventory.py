@@ -280,7 +280,7 @@ def _read_held(event: Tensors, unclaimed: int) -> tuple[HeldTensors, ...]:
 
 def read_held(event: Tensors) -> list[HeldTensors]:
     """Return the entries of ``held`` of a ``tensors`` event."""
-    return [_read_holder(one, _find_step(event)) for one in event.held or () if _is_plain(one)]
+    return [_read_holder(one, _find_step(event)) for one in event.held or () if one.name and _is_plain(one)]
 
 
 def _is_plain(one: HoldingVariable) -> bool:
@@ -292,7 +292,7 @@ def _read_holder(one: HoldingVariable, step: int) -> HeldTensors:
     place = f" ({file})" if file else ""
     where = {"local": f"{name} in {owner}(){place}", "attribute": f"{owner}.{name}{place}"}.get(scope)
     kind = "tensor" if one.kind in ("Tensor", "Parameter") else one.kind
-    where = where or f"{name} of {file or owner}"
+    where = where or (f"{name} of {file or owner}" if file or owner else name)
     return HeldTensors(
         name=f"{owner}.{name}" if scope == "attribute" else name,
         text=f"a {kind} within {where}" if one.levels else f"the {kind} {where}",
