@@ -147,6 +147,29 @@ def test_the_rate_is_that_of_the_steps_that_are_told(rates: list[float], told: l
 
 
 @pytest.mark.parametrize(
+    ("counts", "is_told"),
+    [
+        ([("after_update", 1, 4), ("again", 30, 6)], True),
+        ([("again", 24, 4.8), ("again", 34, 6.8)], True),
+        ([("after_update", 1, 4), ("again", 30, 4.5)], False),  # a fourth of the growth
+        ([("init", 0, 0), ("again", 30, 4)], False),  # the state itself
+        ([("again", 30, 6)], False),
+    ],
+)
+def test_an_optimizer_whose_state_grows_holds_the_leak(
+    counts: list[tuple[str, int, float]], is_told: bool, tmp_path: Path
+) -> None:
+    record_leak(tmp_path, held=None, engine={"inner_optimizer": "Shampoo"})
+    recording = PlantedRecording(tmp_path)
+    for when, step, size in counts:
+        recording.write_inventory(10.96 + step, when, {"parameters": 4, "optimizer_state": size}, step=step)
+    found = detect_findings(recording.open_recording(), BEGIN_NS + 90 * S)
+    (finding,) = (one for one in found if one.name == "memory_creep")
+    assert (finding.headline.startswith("The state of Shampoo keeps 0.20 GiB more a step on rank 0")) is is_told
+    assert ("It began with step 21. The optimizer's state had" in finding.details) is is_told
+
+
+@pytest.mark.parametrize(
     ("shape", "view_of", "told"),
     [
         ([8, 32000], [8, 512, 32000], "A view of 8 x 32,000 keeps a block of 8 x 512 x 32,000."),

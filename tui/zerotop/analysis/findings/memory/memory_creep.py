@@ -12,7 +12,7 @@ from zerotop.analysis.findings.support import Finding, FindingKind, Group, Proce
 from zerotop.analysis.findings.support.evidence import Ints
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
 from zerotop.analysis.findings.support.links import Kinds, grew_at_pauses
-from zerotop.analysis.findings.support.memory import growing_readings
+from zerotop.analysis.findings.support.memory import growing_readings, optimizer_growth
 from zerotop.analysis.findings.support.memory.block_shapes import LOGITS, find_first_backward, recognize_block
 from zerotop.analysis.findings.support.memory.looks import await_look
 from zerotop.analysis.findings.support.steps.onsets import find_growth_onset
@@ -46,6 +46,16 @@ _HELD_KIND = _KIND.with_changes(
     advice="{letting_go}",
     fix="{clearing}",
 )
+_STATE_KIND = _KIND.with_changes(
+    confidence=0.95,
+    headline="The state of {optimizer} {keeps} {bytes_per_step:bytes} more a step on {concerned:ranks}{until}",
+    details=(
+        f"{_KIND.details} It began with step {{onset}}. The optimizer's state had {{before:bytes}} after step {{since}},"
+        " {after:bytes} after step {counted}[; it was allocated at {line}]."
+    ),
+    advice="Keep no tensors of past steps in the optimizer's state: limit their number, or keep numbers.",
+    fix="history = collections.deque(maxlen=10)",
+)
 _LOGITS_KIND = _KIND.with_changes(
     details=f"{_KIND.details} Each step adds as much as its logits, {{logits}}: a slice of them keeps them whole.",
     advice="Look for where the model's outputs are collected; .detach().clone() of a part lets the rest go.",
@@ -64,11 +74,12 @@ _LITTLE_SHARE = 0.002
 
 
 class _Found(NamedTuple):
-    """A look at the leaked blocks, the variable that holds them, and when both are known (unix nanoseconds)."""
+    """A look at the leaked blocks, what holds them, and when that is known (unix nanoseconds)."""
 
     look: Look | None
     known_ns: int
     holder: HeldTensors | None
+    state: optimizer_growth.StateGrowth | None = None  # if it is the optimizer's
 
 
 class _Creep(NamedTuple):
@@ -202,6 +213,9 @@ def _await_look(group: Group, creep: _Creep) -> _Found | None:
         return None
     look = min(known or [one for one in found if one is not None], key=lambda one: one.known_ns)
     deadline_ns = find_deadline(stretch.process, known_ns, patience_ns)
+    state = optimizer_growth.find_state_growth(stretch, deadline_ns)
+    if state is not None:
+        return _Found(look.look, max(known_ns, look.known_ns, state.known_ns), None, state)
     holder, holder_ns = _find_holder(stretch, deadline_ns)
     if holder is None and stretch.process.at.cursor_ns < deadline_ns and _counts_again(stretch.process):
         return None
@@ -279,6 +293,10 @@ def _build_finding(creep: _Creep, found: _Found) -> Finding:
         )
         texts |= {"letting_go": advice.text, "clearing": advice.fix}
     values: dict[str, Any] = dict(texts)
+    if (state := found.state) is not None:
+        kind = _STATE_KIND
+        values |= {"optimizer": state.optimizer or "the optimizer", "onset": creep.onset, "before": state.before_bytes}
+        values |= {"since": state.since_step, "after": state.after_bytes, "counted": state.until_step}
     values |= {present: past if has_ended else present for present, past in _VERBS.items()}
     if has_ended:
         kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
