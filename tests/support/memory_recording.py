@@ -235,15 +235,17 @@ def record_leak(
     count: tuple[int, float] = (36, 3.2),
     unread: int = 0,
     grows_batches: bool = False,
+    engine: dict[str, Any] | None = None,
 ) -> Recording:
     """Record steps that leave so many GiB.
 
     ``count``: the step after which tensors are counted, with the holders of the bytes in no category, and these GiB.
     ``unread``: the last steps after which memory was not read. ``grows_batches``: each has 256 tokens more.
+    ``engine``: more facts of the loop.
     """
     recording, who = PlantedRecording(folder), make_identity(0)
     recording.node_event()
-    recording.write_engine(kind="loop", zero_stage=None, device="cuda:0")
+    recording.write_engine(kind="loop", zero_stage=None, device="cuda:0", **(engine or {}))
     spans, begins, readings = [], [], []
     for step, size in enumerate(sizes):
         begin, end = 10 + step, 10.9 + step

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import recordings
 from memory_recording import PlantedRecording, gib_to_bytes, make_reading, record_two_steps
 from small_recording import make_identity, make_span, second_to_unix_ns
+from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.memory.allocator_health import read_allocator_health
 from zerotop.analysis.memory.allocator_settings import choose_variable, parse_settings, parse_version
 from zerotop.recording.steps.step_table import read_steps
@@ -35,6 +36,28 @@ def with_flushes(folder: Path) -> PlantedRecording:
     ]
     recording.write_records(tables.ALLOCATOR, who, readings, peaks="window")
     return recording
+
+
+@pytest.mark.parametrize(
+    ("readings", "told"),
+    [
+        ([("forward", "begin", 3), ("forward", "end", 3)], "This happened in forward. "),
+        ([("backward", "end", 3), ("other", "tick", 3)], "This happened outside forward, backward and step. "),
+        ([("step", "end", 2), ("step", "end", 3)], ""),  # of steps in light detail only the ends are read
+        ([("backward", "end", 3), ("step", "begin", 3)], ""),
+    ],
+)
+def test_where_a_retry_happened_is_told_if_it_is_known(readings: list[Any], told: str, tmp_path: Path) -> None:
+    recording, who = PlantedRecording(tmp_path), make_identity(0)
+    recording.write_records(tables.SPANS, who, [make_span(at, at + 0.9, "step", at, BOUNDARY) for at in range(6)], born=1)
+    rows = [
+        make_reading(3.1 + place / 10, 40, 60, phase=phase, edge=edge, step=step, retries=place)
+        for place, (phase, edge, step) in enumerate(readings)
+    ]
+    recording.write_records(tables.ALLOCATOR, who, rows, born=1, peaks="window")
+    found = detect_findings(recording.open_recording(), second_to_unix_ns(10))
+    (details,) = (one.details for one in found if one.name == "allocator_retries")
+    assert details == f"{told}Expandable segments are off."
 
 
 def test_flushes_have_the_time_that_they_cost(tmp_path: Path) -> None:

@@ -80,6 +80,15 @@ def test_a_small_leak_is_reported_when_it_is_steady(tmp_path: Path) -> None:
     assert 96 * MIB <= finding.evidence["grown_bytes"] <= 200 * 1.2 * MIB
 
 
+@pytest.mark.parametrize("begin", [0, 40])
+def test_the_growth_that_is_told_is_that_of_the_steps_that_are_told(tmp_path: Path, begin: int) -> None:
+    (finding,) = find_growth(tmp_path, 300, grow_from(begin, 3))
+    steps, first, last = finding.evidence["steps"], finding.step, finding.evidence["resident_bytes"]
+    assert first is not None
+    assert last == RESIDENT + 3 * MIB * (first + steps - 1 - begin)
+    assert finding.evidence["grown_bytes"] == 3 * MIB * min(steps, first + steps - 1 - begin)
+
+
 @pytest.mark.parametrize(
     "amount",
     [

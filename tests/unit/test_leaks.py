@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from memory_recording import GIB, HELD_LIST, OOM, PlantedRecording, gib_to_bytes, make_reading, record_leak
@@ -127,11 +128,54 @@ def test_a_jump_among_tiny_rises_is_no_leak(bytes_per_step: int, count: int, tmp
 
 
 @pytest.mark.parametrize(
+    ("rates", "told"),
+    [
+        ([0.2] * 60 + [9] * 25, ["GPU memory grows 9.0 MiB a step on rank 0"]),
+        ([0] * 60 + [9] * 25, ["GPU memory grows 9.0 MiB a step on rank 0"]),
+        (([0.2] * 9 + [90]) * 12, ["GPU memory grows 9.1 MiB a step on rank 0"]),
+        ([2] * 60 + [9] * 60, ["GPU memory grew 2.0 MiB a step on rank 0 to step 60", "GPU memory grows 9.0 MiB a step"]),
+    ],
+)
+def test_the_rate_is_that_of_the_steps_that_are_told(rates: list[float], told: list[str], tmp_path: Path) -> None:
+    sizes = 4 + np.cumsum([0, *rates]) / 1024
+    recording = record_leak(tmp_path, held=None, sizes=sizes.tolist(), count=(len(rates) - 2, 1))
+    found = [one for one in detect_findings(recording, recording.end_ns) if one.name == "memory_creep"]
+    assert [one.headline.startswith(text) for one, text in zip(found, told, strict=True)] == [True] * len(told)
+    for one in found:
+        facts = one.evidence
+        assert facts["bytes_per_step"] * facts["steps"] == pytest.approx(facts["grown_bytes"], rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_told"),
+    [
+        ([("after_update", 1, 4), ("again", 30, 6)], True),
+        ([("again", 24, 4.8), ("again", 34, 6.8)], True),
+        ([("after_update", 1, 4), ("again", 30, 4.5)], False),  # a fourth of the growth
+        ([("init", 0, 0), ("again", 30, 4)], False),  # the state itself
+        ([("again", 30, 6)], False),
+    ],
+)
+def test_an_optimizer_whose_state_grows_holds_the_leak(
+    counts: list[tuple[str, int, float]], is_told: bool, tmp_path: Path
+) -> None:
+    record_leak(tmp_path, held=None, engine={"inner_optimizer": "Shampoo"})
+    recording = PlantedRecording(tmp_path)
+    for when, step, size in counts:
+        recording.write_inventory(10.96 + step, when, {"parameters": 4, "optimizer_state": size}, step=step)
+    found = detect_findings(recording.open_recording(), BEGIN_NS + 90 * S)
+    (finding,) = (one for one in found if one.name == "memory_creep")
+    assert (finding.headline.startswith("The state of Shampoo keeps 0.20 GiB more a step on rank 0")) is is_told
+    assert ("It began with step 21. The optimizer's state had" in finding.details) is is_told
+
+
+@pytest.mark.parametrize(
     ("shape", "view_of", "told"),
     [
         ([8, 32000], [8, 512, 32000], "A view of 8 x 32,000 keeps a block of 8 x 512 x 32,000."),
         ([32, 32, 16000], [32, 8, 32, 16000], "A view of 32 x 32 x 16,000 keeps a block 8 times as large."),  # [:, -32:]
         ([512, 10], [512, 3200, 10], "A view of 512 x 10 keeps a block 3,200 times as large."),  # [:, :10]
+        ([], [8, 512], "A view of one element keeps a block 4,096 times as large."),  # losses[0, 0]
         ([4, 1000], [65536], "A view of 4 x 1,000 keeps a block 16 times as large."),
     ],
 )
@@ -146,6 +190,10 @@ NO_LINE = HELD_LIST | {"added_line": None}
 
 def count_held(*held: dict[str, Any]) -> events.Tensors:
     return events.Tensors({"step": 36, "held": list(held)}, BEGIN_NS, make_identity(0))
+
+
+def test_a_holder_without_a_name_is_not_told() -> None:
+    assert choose_holder(count_held(HELD_LIST | {"name": ""}), gib_to_bytes(4)) is None
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,8 @@ def describe_holder(holder: HeldTensors) -> str:
     sentences = f"{text} kept {kept}{counted}{graph}{f'; {holder.line} adds to it' if holder.line else ''}."
     if not holder.view_of:
         return sentences
-    return f"{sentences} A view of {_format_shape(holder.shape)} keeps a block {_describe_block(holder)}."
+    view = f"A view of {_format_shape(holder.shape)}" if prod(holder.shape) > 1 else "A view of one element"
+    return f"{sentences} {view} keeps a block {_describe_block(holder)}."
 
 
 def _describe_block(holder: HeldTensors) -> str:

@@ -266,7 +266,7 @@ def _measure_growth(events: list[Tensors], held_bytes: int) -> CountedGrowth | N
     if searched is not None and since_search >= size - _LEAST_GROWTH:
         base, size = searched, since_search
     allocated = last.allocated_bytes if last.when == AGAIN else None
-    return CountedGrowth(_find_step(base), size, _find_step(last), last.unix_ns, allocated)
+    return CountedGrowth(find_step(base), size, find_step(last), last.unix_ns, allocated)
 
 
 def _read_held(event: Tensors, unclaimed: int) -> tuple[HeldTensors, ...]:
@@ -280,7 +280,7 @@ def _read_held(event: Tensors, unclaimed: int) -> tuple[HeldTensors, ...]:
 
 def read_held(event: Tensors) -> list[HeldTensors]:
     """Return the entries of ``held`` of a ``tensors`` event."""
-    return [_read_holder(one, _find_step(event)) for one in event.held or () if _is_plain(one)]
+    return [_read_holder(one, find_step(event)) for one in event.held or () if one.name and _is_plain(one)]
 
 
 def _is_plain(one: HoldingVariable) -> bool:
@@ -292,7 +292,7 @@ def _read_holder(one: HoldingVariable, step: int) -> HeldTensors:
     place = f" ({file})" if file else ""
     where = {"local": f"{name} in {owner}(){place}", "attribute": f"{owner}.{name}{place}"}.get(scope)
     kind = "tensor" if one.kind in ("Tensor", "Parameter") else one.kind
-    where = where or f"{name} of {file or owner}"
+    where = where or (f"{name} of {file or owner}" if file or owner else name)
     return HeldTensors(
         name=f"{owner}.{name}" if scope == "attribute" else name,
         text=f"a {kind} within {where}" if one.levels else f"the {kind} {where}",
@@ -404,9 +404,9 @@ def _read_sizes(event: Tensors, table: str) -> dict[str, int]:
 
 def _describe_moment(event: Tensors) -> str:
     when = str(event.when)
-    return "tensors counted " + ("" if when == INIT else f"in step {_find_step(event)}, ") + MOMENT_TEXTS.get(when, when)
+    return "tensors counted " + ("" if when == INIT else f"in step {find_step(event)}, ") + MOMENT_TEXTS.get(when, when)
 
 
-def _find_step(event: Tensors) -> int:
+def find_step(event: Tensors) -> int:
     """Return the step of an inventory: the engine counts a step when its update is over."""
     return (event.step or 0) - (event.when in (AFTER_UPDATE, NEXT_FORWARD))

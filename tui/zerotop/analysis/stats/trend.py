@@ -40,6 +40,13 @@ class Rise(NamedTuple):
         return (self.high - self.low) / (self.end - self.begin - self.block_length)
 
 
+def measure_rise(values: Values, rise: Rise) -> tuple[float, float]:
+    """Return by how much the values grew in a rise, and to what; its levels are those amid its first and last block."""
+    before, first = float(values[max(0, rise.begin - 1) : rise.begin + 1][0]), float(values[rise.begin : rise.begin + 1][0])
+    high = max(float(values[rise.end - 1 : rise.end][0]), rise.high)
+    return high - min(before if before > 0 else first, rise.low), high
+
+
 class TrendFinder:
     """Finds rises of some consecutive blocks."""
 

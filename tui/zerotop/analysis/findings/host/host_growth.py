@@ -17,7 +17,7 @@ from zerotop.analysis.findings.support.steps.fp16_warmup import count_skipped_fi
 from zerotop.analysis.findings.support.thresholds import HOST_GROWTH_BYTES, WARM_UP_STEPS
 from zerotop.analysis.formatting import MIB
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
-from zerotop.analysis.stats.trend import Rise, TrendFinder
+from zerotop.analysis.stats.trend import Rise, TrendFinder, measure_rise
 from zerotop.recording.samples import Rows, read_column
 
 _KIND = FindingKind(
@@ -97,8 +97,14 @@ class _Growth(NamedTuple):
         return self.process.steps[self.rise.begin : self.rise.end]
 
     @property
-    def bytes(self) -> float:
-        return self.rise.high - self.rise.low
+    def bytes(self) -> int:
+        """By how much memory grew in these steps."""
+        return int(measure_rise(self.process.steps["host_held_bytes"], self.rise)[0])
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that it grew to."""
+        return int(measure_rise(self.process.steps["host_held_bytes"], self.rise)[1])
 
     @property
     def begin_ns(self) -> int:
@@ -279,7 +285,7 @@ def _build_finding(group: Group, news: _News) -> Finding:
     evidence = {
         "bytes_per_step": rise.slope,
         "grown_bytes": growth.bytes,
-        "resident_bytes": rise.high,
+        "resident_bytes": growth.held_bytes,
         "steps": len(rows),
         "free_bytes": None if has_ended else free,
         "last_step": None if has_ended else last_step,

@@ -11,7 +11,7 @@ from zerotop.analysis.findings.support import Finding, FindingKind, Group, Proce
 from zerotop.analysis.findings.support.host_load import count_workers, read_memory
 from zerotop.analysis.findings.support.steps.step_values import StepValues
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
-from zerotop.analysis.stats.trend import Rise, TrendFinder
+from zerotop.analysis.stats.trend import Rise, TrendFinder, measure_rise
 from zerotop.recording.samples import Ints, Rows, read_column
 
 _KIND = FindingKind(
@@ -74,15 +74,16 @@ def _read_workers(process: Process, steps: Rows) -> Ints:
 
 
 def _build_finding(group: Group, process: Process, rise: Rise) -> Finding:
-    rows = process.steps[rise.begin : rise.end]
+    rows, values = process.steps[rise.begin : rise.end], StepValues(process.steps, partial(_read_workers, process))
+    grown, held = measure_rise(values, rise)
     begin_ns, end_ns = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
     memory = read_memory(process.recording, process.host, end_ns)
     free = max(0, memory.limit_bytes - memory.used_bytes) if memory is not None else None
     slope = rise.slope * len(group.processes_on(process.host))
     evidence = {
         "bytes_per_step": rise.slope,
-        "grown_bytes": rise.high - rise.low,
-        "held_bytes": rise.high,
+        "grown_bytes": grown,
+        "held_bytes": held,
         "steps": len(rows),
         "workers": count_workers([process], begin_ns, end_ns),
         "free_bytes": free,

@@ -11,14 +11,14 @@ from zerotop.analysis.findings.support.links import Kinds, begins_before, filled
 from zerotop.analysis.findings.support.thresholds import USED_SHARE
 from zerotop.analysis.formatting import format_count
 from zerotop.recording.samples import Ints, Samples
-from zerotop_probe.recording.tables import PHASES, TICK
+from zerotop_probe.recording.tables import BEGIN, PHASE_CODE, PHASES, TICK
 
 _KIND = FindingKind(
     name="allocator_retries",
     confidence=0.95,
     headline="Rank {rank}'s allocator flushed its cache to get memory {so_often}[ {by} step {step}]",
     details=(
-        "This happened in {phase}[: it held up to {reserved_peak_bytes:bytes} of {device_bytes:bytes}]. Expandable segments"
+        "[This happened {where}. ][It held up to {reserved_peak_bytes:bytes} of {device_bytes:bytes}. ]Expandable segments"
         " are off."
     ),
     advice="Start with expandable segments. If the flushes go on, lower {batch_size}.",
@@ -67,12 +67,33 @@ def _build_finding(process: Process, samples: Samples, index: int) -> Finding:
     kind, step = _EXPANDABLE if process.has_expandable_segments else _KIND, _find_step(process, samples, index)
     if process.device_bytes and evidence["reserved_peak_bytes"] < USED_SHARE * process.device_bytes:
         kind = kind.with_changes(advice=_LIMITED_ADVICE, fix="")
-    phase = PHASES[row["phase"]] if row["phase"] < len(PHASES) else "a phase"
     # The count up to then; the Memory screen keeps counting.
     is_first = row["retries"] == 1
     so_often, by = ("for the first time", "in") if is_first else (format_count(int(row["retries"]), "time"), "by")
     begin_ns, end_ns = samples.times[index - 1 : index + 1].tolist()
-    return kind.at(process, begin_ns, end_ns, evidence, step=step, phase=phase, so_often=so_often, by=by)
+    return kind.at(
+        process,
+        begin_ns,
+        end_ns,
+        evidence,
+        step=step,
+        where=_describe_place(process, samples, index),
+        so_often=so_often,
+        by=by,
+    )
+
+
+def _describe_place(process: Process, samples: Samples, index: int) -> str | None:
+    """Return in which phase the retries of a reading were; None where the reading before it was in another step."""
+    before, row = samples.rows[index - 1 : index + 1]
+    if before["step"] != row["step"] or row["edge"] == BEGIN or row["phase"] >= len(PHASES):
+        return None
+    if row["phase"] != PHASE_CODE["other"]:
+        return f"in {PHASES[row['phase']]}"
+    # The phases of a counted step are unknown.
+    steps = process.steps
+    place = int(np.searchsorted(steps["end_unix_ns"], samples.times[index]))
+    return "outside forward, backward and step" if place < len(steps) and not steps["counted"][place] else None
 
 
 def _find_step(process: Process, samples: Samples, index: int) -> int | None:

@@ -12,7 +12,7 @@ from zerotop.analysis.findings.support import Finding, FindingKind, Group, Proce
 from zerotop.analysis.findings.support.evidence import Ints
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
 from zerotop.analysis.findings.support.links import Kinds, grew_at_pauses
-from zerotop.analysis.findings.support.memory import growing_readings
+from zerotop.analysis.findings.support.memory import growing_readings, optimizer_growth
 from zerotop.analysis.findings.support.memory.block_shapes import LOGITS, find_first_backward, recognize_block
 from zerotop.analysis.findings.support.memory.looks import await_look
 from zerotop.analysis.findings.support.steps.onsets import find_growth_onset
@@ -46,6 +46,16 @@ _HELD_KIND = _KIND.with_changes(
     advice="{letting_go}",
     fix="{clearing}",
 )
+_STATE_KIND = _KIND.with_changes(
+    confidence=0.95,
+    headline="The state of {optimizer} {keeps} {bytes_per_step:bytes} more a step on {concerned:ranks}{until}",
+    details=(
+        f"{_KIND.details} It began with step {{onset}}. The optimizer's state had {{before:bytes}} after step {{since}},"
+        " {after:bytes} after step {counted}[; it was allocated at {line}]."
+    ),
+    advice="Keep no tensors of past steps in the optimizer's state: limit their number, or keep numbers.",
+    fix="history = collections.deque(maxlen=10)",
+)
 _LOGITS_KIND = _KIND.with_changes(
     details=f"{_KIND.details} Each step adds as much as its logits, {{logits}}: a slice of them keeps them whole.",
     advice="Look for where the model's outputs are collected; .detach().clone() of a part lets the rest go.",
@@ -64,11 +74,12 @@ _LITTLE_SHARE = 0.002
 
 
 class _Found(NamedTuple):
-    """A look at the leaked blocks, the variable that holds them, and when both are known (unix nanoseconds)."""
+    """A look at the leaked blocks, what holds them, and when that is known (unix nanoseconds)."""
 
     look: Look | None
     known_ns: int
     holder: HeldTensors | None
+    state: optimizer_growth.StateGrowth | None = None  # if it is the optimizer's
 
 
 class _Creep(NamedTuple):
@@ -82,6 +93,7 @@ class _Creep(NamedTuple):
     onset: int
     next: int
     ended_ns: int | None = None  # when it was known to have ended
+    faster: growing_readings.GrowthStretch | None = None  # as which it goes on after that
 
 
 @in_each_attempt(kinds=None)
@@ -105,6 +117,8 @@ def _find_next(
     window: SearchWindow[Group], stretches: list[growing_readings.GrowthStretch], last: _Creep | None
 ) -> _Creep | None:
     """Return the last creep once it has grown much further or has ended, otherwise the next one."""
+    if last is not None and last.faster is not None:
+        return _begin_creep(window, last.faster, last.next)
     for index in range(last.next if last is not None else 0, len(stretches)):
         stretch = stretches[index]
         if last is not None and last.ended_ns is None:
@@ -113,13 +127,17 @@ def _find_next(
                 return news._replace(next=index)
             if stretch.process.rank in last.ranks and stretch.begin_ns <= end_ns:
                 continue
-        stretch = _extend_back(window.keep(growing_readings.MemoryReadings, stretch.process), stretch)
-        ranks = [process.rank for process in window.subject.processes if _grows_alike(window, process, stretch)]
-        return _Creep(stretch, ranks, find_growth_onset(stretch.steps, stretch.held, stretch.slope), index + 1)
+        return _begin_creep(window, stretch, index + 1)
     if last is None or last.ended_ns is not None:
         return None
     news, _ = _follow(window, last, window.recording.cursor_ns)
     return news._replace(next=len(stretches)) if news is not None else None
+
+
+def _begin_creep(window: SearchWindow[Group], stretch: growing_readings.GrowthStretch, next_index: int) -> _Creep:
+    stretch = _extend_back(window.keep(growing_readings.MemoryReadings, stretch.process), stretch)
+    ranks = [process.rank for process in window.subject.processes if _grows_alike(window, process, stretch)]
+    return _Creep(stretch, ranks, find_growth_onset(stretch.steps, stretch.held, stretch.slope), next_index)
 
 
 def _extend_back(
@@ -164,6 +182,11 @@ def _follow(window: SearchWindow[Group], last: _Creep, until_ns: int) -> tuple[_
     ended_ns = int(ends_ns[index]) if has_ended[index] else None
     last_index = int(slowed_since[index] if is_slower[index] else highest[index])
     grown = readings.select_stretch(stretch.process, stretch.first, stretch.first + last_index + 1)
+    faster = readings.select_stretch(stretch.process, stretch.first + grown.find_faster(), stretch.first + last_index + 1)
+    if faster.first > stretch.first and faster.is_creep:
+        slower = readings.select_stretch(stretch.process, stretch.first, faster.first + 1)
+        if slower.is_creep:
+            return last._replace(stretch=slower, ended_ns=int(ends_ns[index]), faster=faster), end_ns
     return last._replace(stretch=grown, ended_ns=ended_ns), end_ns
 
 
@@ -190,6 +213,9 @@ def _await_look(group: Group, creep: _Creep) -> _Found | None:
         return None
     look = min(known or [one for one in found if one is not None], key=lambda one: one.known_ns)
     deadline_ns = find_deadline(stretch.process, known_ns, patience_ns)
+    state = optimizer_growth.find_state_growth(stretch, deadline_ns)
+    if state is not None:
+        return _Found(look.look, max(known_ns, look.known_ns, state.known_ns), None, state)
     holder, holder_ns = _find_holder(stretch, deadline_ns)
     if holder is None and stretch.process.at.cursor_ns < deadline_ns and _counts_again(stretch.process):
         return None
@@ -267,6 +293,10 @@ def _build_finding(creep: _Creep, found: _Found) -> Finding:
         )
         texts |= {"letting_go": advice.text, "clearing": advice.fix}
     values: dict[str, Any] = dict(texts)
+    if (state := found.state) is not None:
+        kind = _STATE_KIND
+        values |= {"optimizer": state.optimizer or "the optimizer", "onset": creep.onset, "before": state.before_bytes}
+        values |= {"since": state.since_step, "after": state.after_bytes, "counted": state.until_step}
     values |= {present: past if has_ended else present for present, past in _VERBS.items()}
     if has_ended:
         kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")

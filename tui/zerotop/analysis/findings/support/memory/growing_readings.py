@@ -31,6 +31,9 @@ _LONG_LEVELS = 4
 _TREND_BLOCKS, _TREND_EVENNESS, _OWN_SHARE = 6, 0.2, 0.5
 # Sizes that grow with the steps themselves, as in a curriculum, explain everything: they cannot be told from a leak.
 _MOST_ALIKE = 0.8
+# The usual growth a step is that of the whole stretch but for a jump, within this factor; growth that is at least so many
+# times as fast as what went before it is a stretch of its own, from a few rises on that are alike.
+_SAME_FACTOR, _FASTER, _FASTER_RISES = 1.5, 2, 3
 # Where most steps are only counted: readings in a row that are higher than any before, and how many steps they span.
 SPARSE_RECORDS, _SPARSE_SPAN = 5, 2 * CREEP_STEPS
 # Fewer readings suffice where each step adds as much: rises between readings, by how much they differ at most, and how many
@@ -79,6 +82,19 @@ class GrowthStretch(NamedTuple):
         """Return by how many bytes memory grew in all, without one rise that is most of it: that is no leak."""
         grown, largest = int(self.held[-1] - self.held[0]), int(np.diff(self.held).max())
         return grown - largest if 2 * largest > grown else grown
+
+    def find_faster(self) -> int:
+        """Return the index of the reading since which memory has grown several times as fast; 0 without one."""
+        steps, highest = self.steps, np.maximum.accumulate(self.held)
+        even = highest[0] + (highest[-1] - highest[0]) * ((steps - steps[0]) / max(1, int(steps[-1] - steps[0])))
+        begin = int(np.argmax(even - highest))
+        if begin <= 1 or begin + 1 >= len(steps):  # before the first rise it had not begun
+            return 0
+        early = (highest[begin] - highest[0]) / max(1, int(steps[begin] - steps[0]))
+        late = (highest[-1] - highest[begin]) / max(1, int(steps[-1] - steps[begin]))
+        rises = np.diff(highest[begin:])
+        is_even = len(rises) >= _FASTER_RISES and (rises >= late / _FASTER * np.diff(steps[begin:])).all()
+        return begin if late >= _FASTER * early and (is_even or np.count_nonzero(rises) >= CREEP_STEPS) else 0
 
     @property
     def keeps_pace(self) -> bool:
@@ -143,13 +159,25 @@ class GrowthStretch(NamedTuple):
 
 
 def measure_slope(steps: Ints, held: Ints) -> float:
-    """Return the growth in bytes a step: the usual one from a rise to the next; between the ends where memory falls."""
+    """Return the growth in bytes a step: the usual one from a rise to the next, if that makes up the growth in all.
+
+    It is that between the ends where memory falls.
+    """
     if (np.diff(held) < 0).any():
         ends = slice(max(1, len(held) // _TREND_BLOCKS)), slice(-max(1, len(held) // _TREND_BLOCKS), None)
         (first, last), (low, high) = ([float(np.median(one[end])) for end in ends] for one in (steps, held))
         return (high - low) / max(1.0, last - first)
     rises = np.flatnonzero(np.diff(held, prepend=-1))
-    return float(np.median(np.diff(held[rises]) / np.maximum(1, np.diff(steps[rises])))) if len(rises) > 1 else 0.0
+    if len(rises) < 2:
+        return 0.0
+    grown, spans = np.diff(held[rises]), np.maximum(1, np.diff(steps[rises]))
+    usual = float(np.median(grown / spans))
+    # It may have begun anywhere before the first rise.
+    largest = int(np.argmax(grown[1:])) + 1 if len(grown) > 1 else 0
+    is_counted = np.arange(len(grown)) > 0
+    is_counted[largest] = 2 * grown[largest] <= grown.sum()
+    whole = float(grown[is_counted].sum() / max(1, spans[is_counted].sum()))
+    return usual if not is_counted.any() or whole / _SAME_FACTOR <= usual <= whole * _SAME_FACTOR else whole
 
 
 _new_trend_finder = partial(TrendFinder, _TREND_BLOCKS, _TREND_EVENNESS)
@@ -238,7 +266,8 @@ class MemoryReadings:
         levels = np.diff(rises)
         alone = np.flatnonzero(levels > _LONG_LEVELS * np.median(levels)) if len(levels) else levels
         first = int(alone[-1]) + 1 if len(alone) else 0
-        return self.select_stretch(process, int(rises[first]) - 1, int(rises[-1]) + 1)
+        stretch = self.select_stretch(process, int(rises[first]) - 1, int(rises[-1]) + 1)
+        return self.select_stretch(process, stretch.first + stretch.find_faster(), int(rises[-1]) + 1)
 
     def select_stretch(self, process: Process, begin: int, end: int) -> GrowthStretch:
         rows, held = self.select(process, begin, end)
