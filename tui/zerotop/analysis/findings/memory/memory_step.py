@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
-from zerotop.analysis.findings.support.links import Kinds, grew_with_leak
+from zerotop.analysis.findings.support.links import Kinds, grew_with_leak, took_more_for_growth
 from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look, find_growth, read_looks
 from zerotop.analysis.findings.support.thresholds import JUMP_BYTES
 from zerotop.analysis.formatting import Text, format_count
@@ -28,7 +28,7 @@ _KIND = FindingKind(
     headline="Steps allocate up to {after_bytes:bytes} instead of {before_bytes:bytes} {since}",
     details="{cause}[; it began after step {earlier}][; {lines}][; {left:bytes} of the device are left].",
     advice="See what stays allocated: trace a step with the microscope (x on the Memory screen).",
-    superseded_by=(Kinds(grew_with_leak, "memory_creep"),),
+    superseded_by=(Kinds(grew_with_leak, "memory_creep"), Kinds(took_more_for_growth, "batch_growth")),
 )
 _ROWS = _KIND.with_changes(confidence=0.9, advice="Keep the batch size of the steps before.", fix="{batch_size_fix}")
 _LENGTH = _KIND.with_changes(

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
-from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds, get_batch_sizes
+from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds
 from zerotop.analysis.findings.support.steps.contests import are_equal, find_slow_rounds
+from zerotop.analysis.findings.support.steps.growing_batches import get_batch_sizes
 from zerotop.analysis.findings.support.thresholds import STALL_SECONDS
 from zerotop.recording.moments.records import Records
 from zerotop.recording.samples import Floats, Ints, Rows, read_column
