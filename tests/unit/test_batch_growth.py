@@ -71,7 +71,7 @@ def test_the_growth_is_placed_and_measured(tmp_path: Path) -> None:
     finding = find(tmp_path, "jumps")["batch_growth"]
     assert finding.headline == "Steps grew from 512 to 2,048 tokens and take 205 ms instead of 51 ms"
     assert finding.details.startswith(
-        "Batches grew between steps 39 and 120: iterations take 4.0 times as long for 4.0 times the tokens."
+        "They grew between steps 39 and 120: iterations take 4.0 times as long for 4.0 times the tokens."
     )
     assert finding.step == 40
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
+from zerotop.analysis.findings.support.causes.batch_causes import has_more_forwards, read_forwards
 from zerotop.analysis.findings.support.steps.growing_batches import GrowingBatches, get_batch_sizes
 from zerotop.analysis.findings.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import pluralize
@@ -19,7 +20,7 @@ _KIND = FindingKind(
     confidence=0.95,
     headline="Steps grew from {size_before:,.0f} to {size_after:,.0f} {units} and take {after_s:seconds}"
     " instead of {before_s:seconds}",
-    details="Batches grew between steps {earlier} and {grown_step:.0f}: iterations take {times:.1f} times as long for"
+    details="They grew between steps {earlier} and {grown_step:.0f}: iterations take {times:.1f} times as long for"
     " {sizes:.1f} times the {units}. Time per {unit} {pace}."
     "[ Memory peaks at {after_bytes:bytes} instead of {before_bytes:bytes}.]",
 )
@@ -78,7 +79,7 @@ def _measure(group: Group, growth: GrowingBatches, known_ns: int) -> Finding | N
     if min(len(before), len(after)) < _FEWEST_STEPS:
         return None
     seconds = [float(np.median(rows["iteration_s"])) for rows in (before, after)]
-    unit, sizes = _name_unit(*sized)
+    unit, sizes = _name_unit(group.lead, *sized)
     if seconds[1] < SHORTEST_ITERATION_S:
         return None
     peaks = [float(np.median(rows["allocated_peak_bytes"])) for rows in sized]
@@ -106,17 +107,21 @@ def _measure(group: Group, growth: GrowingBatches, known_ns: int) -> Finding | N
 def _select(rows: Rows, first: int, last: int) -> Rows:
     """Return the steps between two; of many the last ones, and of those that are known."""
     low, high = np.searchsorted(rows["step"], (first, last + 1))
-    known = rows[low:high]
-    return known[~np.isnan(known["iteration_s"])][-_MOST_STEPS:]
+    known: Rows = rows[low:high]
+    known = known[~np.isnan(known["iteration_s"])]
+    return known[-_MOST_STEPS:]
 
 
-def _name_unit(before: Rows, after: Rows) -> tuple[str, tuple[float, float]]:
-    """Return what a step has more of: tokens or rows, or micro-batches that are as large as before."""
+def _name_unit(process: Process, before: Rows, after: Rows) -> tuple[str, tuple[float, float]]:
+    """Return what a step has more of: tokens or rows, or micro-batches or forwards that are as large as before."""
     sizes = [get_batch_sizes(rows) for rows in (before, after)]
     micro = tuple(float(np.median(rows["micro_steps"])) for rows in (before, after))
     size = float(np.median(sizes[0])), float(np.median(sizes[1]))
     if micro[0] > 0 and abs(size[1] / micro[1] - size[0] / micro[0]) <= _SAME_SHARE * size[0] / micro[0]:
         return "micro-batch", (micro[0], micro[1])
+    forwards = read_forwards(process, before), read_forwards(process, after)
+    if has_more_forwards(*forwards):
+        return "forward", (forwards[0].count, forwards[1].count)
     return ("token" if (after["tokens"] > 0).any() else "row"), size
 
 

@@ -22,7 +22,7 @@ from zerotop.analysis.findings.pace.changes_of_pace import (
     measure_whole,
 )
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
-from zerotop.analysis.findings.support.causes.batch_causes import BATCH_GROWTH
+from zerotop.analysis.findings.support.causes.batch_causes import BATCH_GROWTH, name_forward
 from zerotop.analysis.findings.support.causes.gpu_causes import USE_NS, awaits_use
 from zerotop.analysis.findings.support.causes.lasting_shift import find_lasting, grows_slowly
 from zerotop.analysis.findings.support.causes.pace_shift import CERTAIN, PaceShift, explain_change
@@ -256,10 +256,11 @@ def _explain_again(changes: _Changes, known_ns: int) -> Iterator[Finding]:
 
 
 def _explain_by_training(shift: PaceShift, known_ns: int) -> PaceShift:
-    """Return the change with a change of the training as its cause, if it had none that is certain."""
-    if shift.cause is not None and shift.cause.confidence >= CERTAIN:
-        return shift
+    """Return the change with a change of the training as its cause, if it had none that is certain, or with its line."""
     change = replace(shift.change, known_ns=known_ns)
+    if shift.cause is not None and shift.cause.confidence >= CERTAIN:
+        named = name_forward(change, shift.cause)
+        return shift if named is shift.cause else replace(shift, change=change, cause=named)
     cause = check_training(change)
     return shift if cause is None else replace(shift, change=change, cause=cause)
 

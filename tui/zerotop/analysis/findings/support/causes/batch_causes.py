@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from zerotop.analysis.findings.support.causes import step_change
+from zerotop.analysis.findings.support.causes.code_causes import find_new_forward
 from zerotop.analysis.findings.support.evidence import Process, Rows
 from zerotop.analysis.findings.support.steps.growing_batches import GrowingBatches, get_batch_sizes, read_growth
 from zerotop.analysis.formatting import format_count
@@ -100,15 +103,15 @@ def _compare_batches(
         return None
     is_expected = bool(larger >= slower)
     count = _compute_growth(parts, "micro_steps")
-    if count is not None and count[0] != count[1] and _is_same_size(growth, count):
+    if count is not None and _is_same_size(growth, count):
         text = f"{owner}steps have {format_count(round(count[1]), 'micro-batch')} instead of {count[0]:.0f}"
         fix = set_accumulation(change.process.engine, round(count[0]))
         # Less certain than a change of the training: an optimizer that calls a closure forwards and backwards more often.
         return step_change.Cause(text, _MICRO_STEPS, fix, 0.8, is_expected=is_expected)
-    forwards = _count_forwards(process, parts[0]), _count_forwards(process, parts[1])
-    if min(forwards) > 0 and forwards[0] != forwards[1] and _is_same_size(growth, forwards):
-        text = f"{owner}steps have {format_count(round(forwards[1]), 'forward')} instead of {forwards[0]:.0f}"
-        return step_change.Cause(text, _FORWARDS, "", 0.85, is_expected=is_expected)
+    forwards = read_forwards(process, parts[0]), read_forwards(process, parts[1])
+    if has_more_forwards(*forwards) or _is_same_size(growth, (forwards[0].count, forwards[1].count)):
+        text = f"{owner}steps have {format_count(round(forwards[1].count), 'forward')} instead of {forwards[0].count:.0f}"
+        return name_forward(change, step_change.Cause(text, _FORWARDS, "", 0.85, is_expected=is_expected))
     if rows is not None and abs(np.log(rows[1] / rows[0])) > abs(larger) / 2:
         text = f"{owner}steps have {format_count(round(rows[1]), 'row')} instead of {rows[0]:.0f}"
         return step_change.Cause(text, *_ROWS, 0.9, is_expected=is_expected)
@@ -118,17 +121,46 @@ def _compare_batches(
     return step_change.Cause(text, advice[0], fix, 0.9, is_expected=is_expected)
 
 
-def _count_forwards(process: Process, rows: Rows) -> float:
-    """Return how many forwards of the model, whose batch is known, these steps have; 0 without any."""
+def name_forward(change: step_change.StepChange, cause: step_change.Cause) -> step_change.Cause:
+    """Return the cause with the line of a new forward, if that is the cause and samples show the line by now."""
+    if cause.advice != _FORWARDS or cause.line is not None or change.added_s <= 0:
+        return cause
+    line = find_new_forward(change, cause.culprit or change.process)
+    return cause if line is None else cause._replace(line=line, fix=line.location)
+
+
+class Forwards(NamedTuple):
+    """The forwards of a model whose batch is known, in each step: their number, and the rows and tokens of the first one."""
+
+    count: float
+    rows: float
+    tokens: float
+
+
+def read_forwards(process: Process, rows: Rows) -> Forwards:
+    """Return the usual forwards of these steps; zeros without any."""
     if not len(rows):
-        return 0.0
+        return Forwards(0.0, 0.0, 0.0)
     spans = process.read_phases(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]), "forward").rows
-    steps = np.sort(spans["step"][(spans["rows"] > 0) & (spans["flags"] & EVAL == 0)])
-    return float(np.median(np.searchsorted(steps, rows["step"], "right") - np.searchsorted(steps, rows["step"])))
+    spans = spans[(spans["rows"] > 0) & (spans["flags"] & EVAL == 0)]
+    spans = spans[np.argsort(spans["step"], kind="stable")]
+    first, end = (np.searchsorted(spans["step"], rows["step"], side) for side in ("left", "right"))
+    firsts = spans[first[end > first]]
+    rows_of_first, tokens = (float(np.median(firsts[name])) if len(firsts) else 0.0 for name in ("rows", "tokens"))
+    return Forwards(float(np.median(end - first)), rows_of_first, tokens)
+
+
+def has_more_forwards(before: Forwards, after: Forwards) -> bool:
+    """Whether steps have another number of forwards, and the first of them the same batch as before."""
+    if not min(before.count, after.count) > 0 or before.count == after.count:
+        return False
+    return all(abs(one - other) <= _SAME_SHARE * abs(other) for one, other in zip(after[1:], before[1:], strict=True))
 
 
 def _is_same_size(growth: tuple[float, float], count: tuple[float, float]) -> bool:
-    """Whether each micro-batch, or forward, is as large as before."""
+    """Whether there is another number of micro-batches, or forwards, each of which is as large as before."""
+    if not min(count) > 0 or count[0] == count[1]:
+        return False
     before, after = (size / number for size, number in zip(growth, count, strict=True))
     return abs(after - before) <= _SAME_SHARE * before
 
