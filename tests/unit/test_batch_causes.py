@@ -75,7 +75,7 @@ def test_more_forwards_are_no_larger_batches(size: tuple[int, int, int], forward
 )
 def test_a_step_has_more_forwards_if_the_first_is_as_large_as_before(sizes: list[int], *, is_more: bool) -> None:
     before, after = read_forwards_of([8]), read_forwards_of(sizes)
-    assert (after.count, after.rows) == (len(sizes), sizes[0] if sizes else 0)
+    assert (after.number, after.rows) == (len(sizes), sizes[0] if sizes else 0)
     assert has_more_forwards(before, after) is is_more
 
 

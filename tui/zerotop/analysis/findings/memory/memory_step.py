@@ -118,7 +118,7 @@ def _build_finding(group: Group, step: _Step, found: FoundLook) -> Finding:
     forwards = read_forwards(group.lead, before), read_forwards(group.lead, after)
     if has_more_forwards(*forwards):
         kind = _FORWARDS
-        cause = f"Steps have {format_count(round(forwards[1].count), 'forward')} instead of {forwards[0].count:.0f}"
+        cause = f"Steps have {format_count(round(forwards[1].number), 'forward')} instead of {forwards[0].number:.0f}"
     else:
         kind, cause = _find_cause(medians["rows"], medians["tokens"], _select_between(group.lead, before, after))
     if kind not in (_ROWS, _LENGTH, _FORWARDS) and (changed := _describe_training(group.lead, step, found.known_ns)):

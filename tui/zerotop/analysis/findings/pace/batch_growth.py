@@ -121,7 +121,7 @@ def _name_unit(process: Process, before: Rows, after: Rows) -> tuple[str, tuple[
         return "micro-batch", (micro[0], micro[1])
     forwards = read_forwards(process, before), read_forwards(process, after)
     if has_more_forwards(*forwards):
-        return "forward", (forwards[0].count, forwards[1].count)
+        return "forward", (forwards[0].number, forwards[1].number)
     return ("token" if (after["tokens"] > 0).any() else "row"), size
 
 

@@ -109,8 +109,8 @@ def _compare_batches(
         # Less certain than a change of the training: an optimizer that calls a closure forwards and backwards more often.
         return step_change.Cause(text, _MICRO_STEPS, fix, 0.8, is_expected=is_expected)
     forwards = read_forwards(process, parts[0]), read_forwards(process, parts[1])
-    if has_more_forwards(*forwards) or _is_same_size(growth, (forwards[0].count, forwards[1].count)):
-        text = f"{owner}steps have {format_count(round(forwards[1].count), 'forward')} instead of {forwards[0].count:.0f}"
+    if has_more_forwards(*forwards) or _is_same_size(growth, (forwards[0].number, forwards[1].number)):
+        text = f"{owner}steps have {format_count(round(forwards[1].number), 'forward')} instead of {forwards[0].number:.0f}"
         return name_forward(change, step_change.Cause(text, _FORWARDS, "", 0.85, is_expected=is_expected))
     if rows is not None and abs(np.log(rows[1] / rows[0])) > abs(larger) / 2:
         text = f"{owner}steps have {format_count(round(rows[1]), 'row')} instead of {rows[0]:.0f}"
@@ -132,7 +132,7 @@ def name_forward(change: step_change.StepChange, cause: step_change.Cause) -> st
 class Forwards(NamedTuple):
     """The forwards of a model whose batch is known, in each step: their number, and the rows and tokens of the first one."""
 
-    count: float
+    number: float
     rows: float
     tokens: float
 
@@ -152,7 +152,7 @@ def read_forwards(process: Process, rows: Rows) -> Forwards:
 
 def has_more_forwards(before: Forwards, after: Forwards) -> bool:
     """Whether steps have another number of forwards, and the first of them the same batch as before."""
-    if not min(before.count, after.count) > 0 or before.count == after.count:
+    if not min(before.number, after.number) > 0 or before.number == after.number:
         return False
     return all(abs(one - other) <= _SAME_SHARE * abs(other) for one, other in zip(after[1:], before[1:], strict=True))
 

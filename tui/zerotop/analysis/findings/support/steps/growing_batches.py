@@ -13,6 +13,8 @@ from zerotop.analysis.findings.support.evidence import Ints, Rows
 _PLANNED_RISES, _PLANNED_STEPS, _LEAST_SIZES, _MANY_RISES = 2, 3, 20, 8
 # The most smaller batches in between, as the last one of each epoch: a share of the steps.
 _SMALLER_SHARE = 0.05
+UNKNOWN_SIZES = "See whether its batches are larger: their sizes were not recorded."
+"""Advice about a slow rank, before any other, where :func:`name_size` knows nothing."""
 
 
 class SizeLevel(NamedTuple):
@@ -97,3 +99,8 @@ def spread_sizes(rows: Rows) -> Ints:
     is_between = (before >= 0) & (after < len(known))
     low, high = sizes[known[before]], sizes[known[np.minimum(after, len(known) - 1)]]
     return np.where(is_between & (low == high), low, 0)
+
+
+def name_size(rows: Rows) -> str | None:
+    """Return what is known of the size of all these steps' batches: tokens, rows, or None."""
+    return next((name for name in ("tokens", "rows") if len(rows) and (rows[name] > 0).all()), None)
