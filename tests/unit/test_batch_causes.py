@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from zerotop.analysis.findings.support.causes.batch_causes import check_batch
+from zerotop.analysis.findings.support.causes.batch_causes import Forwards, check_batch, has_more_forwards, read_forwards
 from zerotop.analysis.findings.support.causes.step_change import Cause, StepChange
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.recording import tables
@@ -68,6 +68,28 @@ def test_more_forwards_are_no_larger_batches(size: tuple[int, int, int], forward
     assert find_cause(before, after, {}, forwards=forwards).text == text
 
 
+@pytest.mark.parametrize(
+    ("sizes", "is_more"),
+    [([8, 3], True), ([8, 8, 8], True), ([8], False), ([12, 3], False), ([], False)],
+    ids=["a smaller one more", "two more", "as before", "a larger one and another", "none"],
+)
+def test_a_step_has_more_forwards_if_the_first_is_as_large_as_before(sizes: list[int], *, is_more: bool) -> None:
+    before, after = read_forwards_of([8]), read_forwards_of(sizes)
+    assert (after.number, after.rows) == (len(sizes), sizes[0] if sizes else 0)
+    assert has_more_forwards(before, after) is is_more
+
+
+def read_forwards_of(sizes: list[int]) -> Forwards:
+    """Return the forwards of three steps that each have these, and one of an evaluation."""
+    steps = np.zeros(3, STEP_DTYPE)
+    steps["step"] = np.arange(3)
+    spans = np.zeros((3, len(sizes) + 1), [(name, code) for name, code in tables.SPANS.dtype])
+    spans["step"], spans["rows"] = np.arange(3)[:, None], [*sizes, 4]
+    spans["flags"][:, -1] = tables.EVAL
+    process: Any = SimpleNamespace(read_phases=lambda begin_ns, end_ns, name: SimpleNamespace(rows=spans.ravel()))
+    return read_forwards(process, steps)
+
+
 def find_cause(
     before: Any, after: Any, engine: dict[str, Any], *, first: int = 0, forwards: tuple[int, int] = (1, 1)
 ) -> Cause:
@@ -81,12 +103,16 @@ def find_cause(
         len(before) * (forwards[0] + 2) + len(after) * (forwards[1] + 2), [(name, code) for name, code in tables.SPANS.dtype]
     )
     counts = np.repeat(np.add(forwards, 2), (len(before), len(after)))
-    spans["step"], spans["rows"] = np.repeat(steps["step"], counts), 2
+    spans["step"] = np.repeat(steps["step"], counts)
+    for name in ("rows", "tokens"):
+        spans[name] = np.repeat(np.maximum(1, steps[name] // (counts - 2)), counts)
     first_of_step = np.cumsum(counts) - counts
     spans["rows"][first_of_step], spans["flags"][first_of_step + 1] = -1, tables.EVAL
     before, after = np.split(steps, [len(before)])
     process = SimpleNamespace(
         engine=EngineFacts(engine),
+        source=SimpleNamespace(offset_ns=0),
+        events_of=lambda kind: [],
         phased_steps_until=lambda known_ns: steps,
         read_phases=lambda begin_ns, end_ns, name: SimpleNamespace(rows=spans),
     )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import recordings
 from declared_events import check_event
 from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.analysis.findings.support.causes.code_causes import find_new_forward
 from zerotop.recording.reader import Recording
 
 TRAIN = ("train.py", 49, "main", True)
@@ -97,3 +102,34 @@ def add_samples(tmp_path: Path, before: list[tuple[Stack, int]], since: list[tup
 
 def find_shifts(recording: Recording) -> list[Finding]:
     return [one for one in detect_findings(recording, recording.end_ns) if one.name == "iteration_shift"]
+
+
+@pytest.mark.parametrize(
+    ("before", "since", "found"),
+    [
+        ([(EAGER, 20)], [(EAGER, 10), (run_model(26), 4)], 26),
+        ([(EAGER, 9)], [(EAGER, 10), (run_model(26), 4)], None),  # it may have been missed before
+        ([(EAGER, 20), (run_model(26), 1)], [(EAGER, 10), (run_model(26), 4)], None),  # it ran before
+        ([(EAGER, 40)], [(EAGER, 10), (run_model(26), 2)], None),
+        ([(EAGER, 40)], [(BACKWARD, 40)], None),
+    ],
+)
+def test_the_line_of_a_new_forward(
+    before: list[tuple[Stack, int]], since: list[tuple[Stack, int]], found: int | None
+) -> None:
+    known = [make_sampled(begin, stacks) for begin, stacks in ((0, before), (10, since))]
+    process = SimpleNamespace(source=SimpleNamespace(offset_ns=0), events_of=lambda kind: known)
+    change = SimpleNamespace(process=process, after={"begin_unix_ns": [10]}, latest_ns=20)
+    line = find_new_forward(cast(Any, change), cast(Any, process))
+    assert (line.line if line is not None else None) == found
+
+
+def make_sampled(begin_ns: int, stacks: list[tuple[Stack, int]]) -> Any:
+    frames = [SimpleNamespace(file=one[0], line=one[1], function=one[2], own=one[3]) for stack, _ in stacks for one in stack]
+    begins = np.cumsum([0, *(len(stack) for stack, _ in stacks)])
+    counted = [
+        SimpleNamespace(frames=list(range(begin, end)), count=count)
+        for (begin, end), (_, count) in zip(pairwise(begins.tolist()), stacks, strict=True)
+    ]
+    times = {"begin_ns": begin_ns, "end_ns": begin_ns + 5, "unix_ns": begin_ns + 5}
+    return SimpleNamespace(why="share", frames=frames, stacks=counted, **times)

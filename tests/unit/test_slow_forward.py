@@ -41,11 +41,25 @@ def test_slow_cores(tmp_path: Path) -> None:
     assert slow.step == SINCE
     assert slow.headline.startswith("Rank 1 computes slowly: its forward takes 3")
     assert slow.evidence["forward_s"] - slow.evidence["others_s"] == pytest.approx(LATE_NS / 1e9, abs=0.005)
-    assert "measured on the host" in slow.details
+    assert "measured on the host, for batches with as many tokens. " in slow.details
     assert slow.fix.startswith("taskset -pc ")
     recording = Recording.open(folder)
     before = detect_findings(recording, slow.known_ns - 1)
     assert slow.name not in [finding.name for finding in before]
+
+
+def test_sizes_that_were_not_recorded_are_not_said_to_be_the_same(tmp_path: Path) -> None:
+    folder = recordings.unpack_to_folder("held-clean-z0", tmp_path)
+
+    def forget_sizes(rows: Rows) -> None:
+        rows["tokens"], rows["rows"] = -1, -1
+
+    change_table(folder, "spans-rank1", lengthen_forward)
+    for rank in range(2):
+        change_table(folder, f"spans-rank{rank}", forget_sizes)
+    (slow,) = find_named(folder, "slow_forward")
+    assert "measured on the host. " in slow.details
+    assert slow.advice.startswith("See whether its batches are larger: their sizes were not recorded. ")
 
 
 def test_a_slow_gpu(tmp_path: Path) -> None:

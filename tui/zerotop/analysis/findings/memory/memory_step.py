@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
-from zerotop.analysis.findings.support.links import Kinds, grew_with_leak
+from zerotop.analysis.findings.support.causes.batch_causes import has_more_forwards, read_forwards
+from zerotop.analysis.findings.support.links import Kinds, grew_with_leak, took_more_for_growth
 from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look, find_growth, read_looks
 from zerotop.analysis.findings.support.thresholds import JUMP_BYTES
 from zerotop.analysis.formatting import Text, format_count
@@ -28,12 +29,13 @@ _KIND = FindingKind(
     headline="Steps allocate up to {after_bytes:bytes} instead of {before_bytes:bytes} {since}",
     details="{cause}[; it began after step {earlier}][; {lines}][; {left:bytes} of the device are left].",
     advice="See what stays allocated: trace a step with the microscope (x on the Memory screen).",
-    superseded_by=(Kinds(grew_with_leak, "memory_creep"),),
+    superseded_by=(Kinds(grew_with_leak, "memory_creep"), Kinds(took_more_for_growth, "batch_growth")),
 )
 _ROWS = _KIND.with_changes(confidence=0.9, advice="Keep the batch size of the steps before.", fix="{batch_size_fix}")
 _LENGTH = _KIND.with_changes(
     confidence=0.9, advice="Cap the length of sequences, or group samples of similar length.", fix="{grouping_fix}"
 )
+_FORWARDS = _KIND.with_changes(confidence=0.85, advice="See which code calls the model more often in each step.")
 _TRAINING = _KIND.with_changes(confidence=0.9, advice="", fix="")
 _AFTER_PAUSE = _KIND.with_changes(confidence=0.5)
 # By how many steps a change may be off.
@@ -113,8 +115,13 @@ def _build_finding(group: Group, step: _Step, found: FoundLook) -> Finding:
         for column in ("allocated_peak_bytes", "rows", "tokens")
     }
     before_bytes, after_bytes = medians["allocated_peak_bytes"]
-    kind, cause = _find_cause(medians["rows"], medians["tokens"], _select_between(group.lead, before, after))
-    if kind not in (_ROWS, _LENGTH) and (changed := _describe_training(group.lead, step, found.known_ns)):
+    forwards = read_forwards(group.lead, before), read_forwards(group.lead, after)
+    if has_more_forwards(*forwards):
+        kind = _FORWARDS
+        cause = f"Steps have {format_count(round(forwards[1].number), 'forward')} instead of {forwards[0].number:.0f}"
+    else:
+        kind, cause = _find_cause(medians["rows"], medians["tokens"], _select_between(group.lead, before, after))
+    if kind not in (_ROWS, _LENGTH, _FORWARDS) and (changed := _describe_training(group.lead, step, found.known_ns)):
         kind, cause = _TRAINING, changed
     evidence = {"before_bytes": before_bytes, "after_bytes": after_bytes}
     for name in ("rows", "tokens"):

@@ -12,11 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.findings.support import thresholds
-from zerotop.analysis.findings.support.causes.batch_causes import check_batch
+from zerotop.analysis.findings.support.causes.batch_causes import check_batch, is_by_plan
 from zerotop.analysis.findings.support.causes.pace_shift import PaceShift, explain_change
-from zerotop.analysis.findings.support.causes.step_change import StepChange, get_batch_sizes
+from zerotop.analysis.findings.support.causes.step_change import StepChange
 from zerotop.analysis.findings.support.evidence import Floats, Group, Rows
 from zerotop.analysis.findings.support.lines.line_findings import measure_between
+from zerotop.analysis.findings.support.steps.growing_batches import get_batch_sizes
 from zerotop.analysis.findings.support.steps.lost_time import Level, await_notable
 from zerotop.analysis.findings.support.steps.onsets import find_onset
 from zerotop.analysis.findings.support.steps.step_values import StepValues
@@ -59,7 +60,7 @@ def split_levels(steps: Rows, shift: PaceShift, others: Collection[int], until_s
 
 def is_same(known: PaceShift, other: PaceShift) -> bool:
     """Whether another change is a part of a known one: near to it and in its direction, or more of the same load."""
-    if other.added_s * known.added_s <= 0:
+    if other.added_s * known.added_s <= 0 or is_by_plan(known.change, known.cause) != is_by_plan(other.change, other.cause):
         return False
     loads = [one.cause.advice if one.cause is not None and one.cause.is_host else "" for one in (known, other)]
     return abs(other.step - known.step) <= thresholds.NEAR_STEPS or (loads[0] == loads[1] != "")

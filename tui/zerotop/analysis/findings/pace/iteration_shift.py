@@ -22,6 +22,7 @@ from zerotop.analysis.findings.pace.changes_of_pace import (
     measure_whole,
 )
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
+from zerotop.analysis.findings.support.causes.batch_causes import BATCH_GROWTH, name_forward
 from zerotop.analysis.findings.support.causes.gpu_causes import USE_NS, awaits_use
 from zerotop.analysis.findings.support.causes.lasting_shift import find_lasting, grows_slowly
 from zerotop.analysis.findings.support.causes.pace_shift import CERTAIN, PaceShift, explain_change
@@ -41,6 +42,7 @@ from zerotop.analysis.findings.support.lines.stack_lines import (
 from zerotop.analysis.findings.support.links import (
     Kinds,
     explains_shift,
+    is_by_growth,
     is_lost_there,
     is_part_of,
     is_that_wait,
@@ -79,6 +81,7 @@ _KIND = FindingKind(
         Kinds(is_that_wait, "data_stall"),
         Kinds(is_told_of_mode, "anomaly_mode", "profiler_on", "cache_emptied"),
         Kinds(is_lost_there, "time_lost_in_line"),
+        Kinds(is_by_growth, "batch_growth"),
     ),
 )
 _LINE_HEADLINE = "Iterations {take} {after_s:seconds} instead of {before_s:seconds} from step {step} {until}"
@@ -253,10 +256,11 @@ def _explain_again(changes: _Changes, known_ns: int) -> Iterator[Finding]:
 
 
 def _explain_by_training(shift: PaceShift, known_ns: int) -> PaceShift:
-    """Return the change with a change of the training as its cause, if it had none that is certain."""
-    if shift.cause is not None and shift.cause.confidence >= CERTAIN:
-        return shift
+    """Return the change with a change of the training as its cause, if it had none that is certain, or with its line."""
     change = replace(shift.change, known_ns=known_ns)
+    if shift.cause is not None and shift.cause.confidence >= CERTAIN:
+        named = name_forward(change, shift.cause)
+        return shift if named is shift.cause else replace(shift, change=change, cause=named)
     cause = check_training(change)
     return shift if cause is None else replace(shift, change=change, cause=cause)
 
@@ -581,7 +585,7 @@ def _build_finding(changes: _Changes, shift: PaceShift, found: FoundLine, until_
     is_warm_up = cause is None and not is_named and _may_be_warm_up(shift)
     if not shift.is_worse or is_warm_up or whole.cost < _LEAST_COST:
         kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
-    elif cause is not None:
+    if cause is not None and (kind.severity is not Severity.INFO or cause.finding == BATCH_GROWTH):
         kind = kind.with_changes(measured_cause=cause.finding)
     values: dict[str, Any] = line_findings.line_values(line)
     if cause is not None and cause.where:

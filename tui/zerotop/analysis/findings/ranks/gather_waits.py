@@ -19,10 +19,11 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
-from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds, get_batch_sizes
+from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
 from zerotop.analysis.findings.support.links import Kinds, is_simultaneous
 from zerotop.analysis.findings.support.steps.contests import are_equal, find_slow_rounds
+from zerotop.analysis.findings.support.steps.growing_batches import get_batch_sizes
 from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.recording.samples import Floats, Rows

@@ -25,7 +25,7 @@ _KIND = FindingKind(
     confidence=0.8,
     headline="The GPU of rank {rank} runs at {sm_clock_mhz:.0f} MHz, those of the others at {others_clock_mhz:.0f}",
     details=(
-        "In each iteration all ranks wait for the slowest one. Work that the clock limits takes up to"
+        "Where ranks synchronize, all wait for the slowest one. Work that the clock limits takes up to"
         " {slower_share:percent} longer.[ NVML's reason: {names}.]"
     ),
     advice="See what limits the clocks of this GPU: power, heat, or a clock that was set.",

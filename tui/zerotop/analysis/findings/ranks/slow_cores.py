@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, host_load, in_each_attempt
-from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds, get_batch_sizes
+from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
 from zerotop.analysis.findings.support.steps.contests import are_equal, find_slow_rounds
+from zerotop.analysis.findings.support.steps.growing_batches import UNKNOWN_SIZES, get_batch_sizes, name_size
 from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS, STALL_SECONDS
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.recording.samples import Floats, Rows
@@ -26,7 +27,7 @@ _COMPUTES = FindingKind(
     confidence=0.85,
     headline="Rank {rank} computes for {slow_s:seconds} in each iteration, the others for {others_s:seconds}",
     details=(
-        "This is the processor time of the training threads, for batches of the same size. The others wait for it in"
+        "This is the processor time of the training threads[, for batches with as many {same}]. The others wait for it in"
         " forward and backward, where ranks gather parameters: an iteration takes {iteration_s:seconds}."
     ),
     advice="See what only this rank computes in forward and backward; if nothing, its cores are slower.",
@@ -152,13 +153,18 @@ def _lacks_cores(group: Group, begin_ns: int, end_ns: int) -> bool:
 def _build_finding(group: Group, first: slice, last: _Round) -> Finding:
     slow = last.slow
     process = group.processes[slow.rank]
-    return (_WAITS if slow.waits else _COMPUTES).at_steps(
+    kind, rows = _WAITS if slow.waits else _COMPUTES, [one.aligned_steps[last.steps] for one in group.processes]
+    same = name_size(np.concatenate([one[~one["counted"]] for one in rows]))
+    if same is None and not slow.waits:
+        kind = kind.with_changes(advice=f"{UNKNOWN_SIZES} {kind.advice}")
+    return kind.at_steps(
         process,
         process.aligned_steps[_find_onset(group, first, slow) : last.steps.stop],
         {"slow_s": slow.slow_s, "others_s": slow.others_s, "iteration_s": slow.iteration_s},
         known_ns=last.known_ns,
         cost=(slow.slow_s - slow.others_s) / slow.iteration_s,
         pid=process.source.pid,
+        same=same,
     )
 
 

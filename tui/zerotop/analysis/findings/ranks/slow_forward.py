@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
-from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds, get_batch_sizes
+from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds
 from zerotop.analysis.findings.support.steps.contests import are_equal, find_slow_rounds
+from zerotop.analysis.findings.support.steps.growing_batches import UNKNOWN_SIZES, get_batch_sizes, name_size
 from zerotop.analysis.findings.support.thresholds import STALL_SECONDS
 from zerotop.recording.moments.records import Records
 from zerotop.recording.samples import Floats, Ints, Rows, read_column
@@ -28,7 +29,7 @@ _KIND = FindingKind(
     confidence=0.85,
     headline="Rank {rank} computes slowly: its forward takes {forward_s:seconds}, the others' {others_s:seconds}",
     details=(
-        "Both are {clock}, for batches of the same size. The others wait for it: an iteration takes"
+        "Both are {clock}[, for batches with as many {same}]. The others wait for it: an iteration takes"
         " {iteration_s:seconds}[. The SM clock of its GPU is {sm_clock_mhz:.0f} MHz, that of the others"
         " {others_clock_mhz:.0f}][. Its threads wait for {waiting_cores:.1f} cores, those of the others for"
         " {others_waiting:.1f}]."
@@ -173,7 +174,11 @@ def _build_finding(group: Group, examined: Sequence[_Step]) -> Finding:
     iteration = float(np.median(_measure_iterations([_select_rows(one, steps) for one in group.processes])))
     window = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
     machine = _compare_machine(process, others, window)
-    return (_KIND if process.is_on_gpu else _ON_CPU).at_steps(
+    kind = _KIND if process.is_on_gpu else _ON_CPU
+    same = name_size(np.concatenate([_select_rows(one, steps) for one in group.processes]))
+    if same is None:
+        kind = kind.with_changes(advice=f"{UNKNOWN_SIZES} {kind.advice}")
+    return kind.at_steps(
         process,
         rows,
         {"forward_s": forward, "others_s": slowest, "iteration_s": iteration, **machine},
@@ -181,6 +186,7 @@ def _build_finding(group: Group, examined: Sequence[_Step]) -> Finding:
         cost=(forward - slowest) / iteration,
         clock="measured on the GPU" if process.is_on_gpu else "measured on the host",
         pid=process.source.pid,
+        same=same,
     )
 
 

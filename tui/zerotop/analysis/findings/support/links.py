@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from zerotop.analysis.findings.support.finding import Finding, Severity
 from zerotop.analysis.findings.support.finding import Kinds as Kinds
-from zerotop.analysis.findings.support.thresholds import NEAR_STEPS
+from zerotop.analysis.findings.support.thresholds import MOST_UNIT_TIMES, NEAR_STEPS
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, SEEN_LATE_NS
 
@@ -25,8 +25,11 @@ _TOGETHER_NS = 60 * 10**9
 _NOTABLY_LEAKED = 0.1
 # The part of what iterations became longer by that a line takes if it is all there is to tell.
 _NEARLY_ALL = 0.8
+# A change of pace includes a near one if it begins at about the same level: they differ by at most this share of the change.
+_SKIPPED_SHARE = 0.25
 # A cause with less confidence may be a coincidence.
 _CERTAIN = 0.8
+_SIZES = ("rows", "tokens")
 # A number of a headline, with its unit. The number of a line is none: it follows a colon.
 _NUMBER = re.compile(r"(?<![:\d])\d[\d.,]*(?: (?:%|ms|s|[KMGT]i?B)(?!\w))?")
 
@@ -217,7 +220,11 @@ def is_part_of(effect: Finding, cause: Finding) -> bool:
     if effect.step is None or cause.step is None or cause.known_ns <= effect.known_ns or "until_step" in effect.evidence:
         return False
     added = [one.evidence["after_s"] - one.evidence["before_s"] for one in (effect, cause)]
-    return 0 < abs(cause.step - effect.step) <= NEAR_STEPS and added[0] * added[1] > 0
+    if not 0 < abs(cause.step - effect.step) <= NEAR_STEPS or added[0] * added[1] <= 0:
+        return False
+    # Where the earlier level is that of the effect's new one, it is the next change.
+    skipped = cause.evidence["before_s"] - effect.evidence["before_s"]
+    return skipped * added[0] <= _SKIPPED_SHARE * added[0] ** 2
 
 
 def waits_for_data(effect: Finding, cause: Finding) -> bool:
@@ -258,6 +265,25 @@ def goes_on(effect: Finding, cause: Finding) -> bool:
     parts = [_find_largest_part(one) for one in (effect, cause)]
     is_just_before = 0 <= effect.step - cause.step <= effect.evidence.get("steps", 0.0)
     return is_just_before and effect.confidence < _CERTAIN <= cause.confidence and parts[0] == parts[1] != ""
+
+
+def is_by_growth(effect: Finding, cause: Finding) -> bool:
+    """Whether iterations became longer while batches grew by a plan, for that reason, or for none that is known."""
+    if effect.step is None or cause.step is None or effect.evidence["after_s"] <= effect.evidence["before_s"]:
+        return False
+    middle = effect.step + effect.evidence.get("steps", 0.0) / 2  # of a slow rise
+    is_meanwhile = cause.step - _SAME_CHANGE_STEPS <= middle and effect.step <= cause.evidence["grown_step"]
+    measured = effect.kind.measured_cause if effect.kind is not None else ""
+    is_unknown = effect.confidence < _CERTAIN and cause.evidence["unit_times"] <= MOST_UNIT_TIMES
+    return is_meanwhile and (measured == cause.name or is_unknown)
+
+
+def took_more_for_growth(effect: Finding, cause: Finding) -> bool:
+    """Whether steps need more memory since batches, which grow by a plan, became larger: at most as their square."""
+    if effect.step is None or cause.step is None or not cause.step <= effect.step <= cause.evidence["grown_step"]:
+        return False
+    sizes = [effect.evidence.get(f"{name}_after", 0.0) / effect.evidence.get(f"{name}_before", 1.0) for name in _SIZES]
+    return 1 < effect.evidence["after_bytes"] / effect.evidence["before_bytes"] <= max(sizes) ** 2
 
 
 def _find_largest_part(finding: Finding) -> str:

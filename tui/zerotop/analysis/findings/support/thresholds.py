@@ -15,6 +15,9 @@ FAR_SHARE = 0.5
 NEAR_STEPS = 30
 # The most steps that the figures of ranks beside each other are of: the last ones.
 RECENT_STEPS = 64
+# Where batches grow, time for each token or row that rises up to this many times is what they cost: larger ones fit caches
+# less, and attention to longer sequences takes longer.
+MOST_UNIT_TIMES = 1.25
 # Seconds of a step between its phases that are worth a finding.
 BETWEEN_SECONDS = 0.005
 # Seconds of a step spent waiting that are worth a finding.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from zerotop.analysis.findings.support.causes import step_change
+from zerotop.analysis.findings.support.causes.code_causes import find_new_forward
 from zerotop.analysis.findings.support.evidence import Process, Rows
-from zerotop.analysis.findings.support.thresholds import WARM_UP_STEPS
+from zerotop.analysis.findings.support.steps.growing_batches import GrowingBatches, get_batch_sizes, read_growth
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.script_terms import set_accumulation
 from zerotop.analysis.stats.wander import measure_order
@@ -22,8 +25,8 @@ _MICRO_STEPS = "Accumulate over as many micro-batches as in the steps before."
 _FORWARDS = "See which code calls the model more often in each step."
 # A micro-batch, or the batch of a forward, counts as unchanged if its rows change by less.
 _SAME_SHARE = 0.1
-# Batches that grow so often, with at least so many steps between, do so by a plan.
-_PLANNED_RISES, _PLANNED_STEPS = 2, 3
+BATCH_GROWTH = "batch_growth"
+"""The kind of findings about batches that grow by a plan."""
 # A change of the iterations is found at most one step early.
 _LATE_STEPS = 2
 # If sizes vary: the most steps with phases that show the usual size before a change, the fewest after it, and in which share
@@ -35,19 +38,26 @@ def check_batch(change: step_change.StepChange) -> step_change.Cause | None:
     """Return the cause that the batch size changed: in tokens if the model takes tokens, else in rows."""
     is_one = len(change.group.processes) == 1
     cause = _compare_batches(change, change.process, _widen_parts(change), "" if is_one else "a rank's ", _LENGTH)
-    if cause is not None and _is_planned(change):
-        cause = cause._replace(is_expected=True)
+    if cause is not None and cause.advice != _FORWARDS:
+        growth = read_growth(change.process.phased_steps_until(change.latest_ns))
+        if growth.is_planned and _is_between_rises(change, growth):
+            return None
+        cause = cause._replace(is_expected=cause.is_expected or growth.is_planned, finding=BATCH_GROWTH)
     # The larger batches are another change, with a finding of its own.
     return cause._replace(has_own_finding=True) if cause is not None and _changes_later(*change.phased) else cause
 
 
-def _is_planned(change: step_change.StepChange) -> bool:
-    """Whether batches grow by a plan, in several steps without a way back: the training began with short ones."""
-    rows = change.process.phased_steps_until(change.latest_ns)
-    sizes = step_change.get_batch_sizes(rows[np.searchsorted(rows["step"], WARM_UP_STEPS) :])
-    growth = np.diff(sizes[sizes > 0])
-    rises = np.flatnonzero(growth)
-    return bool(len(rises) >= _PLANNED_RISES and growth.min() >= 0 and np.diff(rises).min() >= _PLANNED_STEPS)
+def _is_between_rises(change: step_change.StepChange, growth: GrowingBatches) -> bool:
+    """Whether batches are known to have had the same size just before a change and just after it."""
+    first, last = int(change.before["step"][-1]) - _LATE_STEPS, int(change.after["step"][0]) + _LATE_STEPS
+    return any(level.first_step <= first and last <= level.last_step for level in growth.levels)
+
+
+def is_by_plan(change: step_change.StepChange, cause: step_change.Cause | None) -> bool:
+    """Whether a cause is that batches grow by a plan."""
+    if cause is None or cause.finding != BATCH_GROWTH:
+        return False
+    return read_growth(change.process.phased_steps_until(change.latest_ns)).is_planned
 
 
 def check_other_batches(change: step_change.StepChange) -> step_change.Cause | None:
@@ -69,14 +79,14 @@ def _widen_parts(change: step_change.StepChange) -> tuple[Rows, Rows]:
     known = change.process.phased_steps_until(change.latest_ns)
     first, end = np.searchsorted(known["step"], [change.after["step"][0], change.after["step"][-1] + 1])
     before, after = known[max(0, first - _MOST_STEPS) : first], known[first:end]
-    sizes = [step_change.get_batch_sizes(part).astype(np.float64) for part in (before, after)]
+    sizes = [get_batch_sizes(part).astype(np.float64) for part in (before, after)]
     order = measure_order(sizes[0], sizes[1]) if len(before) and len(after) else 0.5
     is_clear = len(after) >= _FEWEST_STEPS and abs(order - 0.5) >= _ORDERED_SHARE - 0.5
     return (before, after) if is_clear else (before[:0], after[:0])
 
 
 def _varies(rows: Rows) -> bool:
-    sizes = step_change.get_batch_sizes(rows)
+    sizes = get_batch_sizes(rows)
     return bool(np.ptp(sizes) > _SAME_SHARE * np.median(sizes))
 
 
@@ -93,15 +103,15 @@ def _compare_batches(
         return None
     is_expected = bool(larger >= slower)
     count = _compute_growth(parts, "micro_steps")
-    if count is not None and count[0] != count[1] and _is_same_size(growth, count):
+    if count is not None and _is_same_size(growth, count):
         text = f"{owner}steps have {format_count(round(count[1]), 'micro-batch')} instead of {count[0]:.0f}"
         fix = set_accumulation(change.process.engine, round(count[0]))
         # Less certain than a change of the training: an optimizer that calls a closure forwards and backwards more often.
         return step_change.Cause(text, _MICRO_STEPS, fix, 0.8, is_expected=is_expected)
-    forwards = _count_forwards(process, parts[0]), _count_forwards(process, parts[1])
-    if min(forwards) > 0 and forwards[0] != forwards[1] and _is_same_size(growth, forwards):
-        text = f"{owner}steps have {format_count(round(forwards[1]), 'forward')} instead of {forwards[0]:.0f}"
-        return step_change.Cause(text, _FORWARDS, "", 0.85, is_expected=is_expected)
+    forwards = read_forwards(process, parts[0]), read_forwards(process, parts[1])
+    if has_more_forwards(*forwards) or _is_same_size(growth, (forwards[0].number, forwards[1].number)):
+        text = f"{owner}steps have {format_count(round(forwards[1].number), 'forward')} instead of {forwards[0].number:.0f}"
+        return name_forward(change, step_change.Cause(text, _FORWARDS, "", 0.85, is_expected=is_expected))
     if rows is not None and abs(np.log(rows[1] / rows[0])) > abs(larger) / 2:
         text = f"{owner}steps have {format_count(round(rows[1]), 'row')} instead of {rows[0]:.0f}"
         return step_change.Cause(text, *_ROWS, 0.9, is_expected=is_expected)
@@ -111,24 +121,53 @@ def _compare_batches(
     return step_change.Cause(text, advice[0], fix, 0.9, is_expected=is_expected)
 
 
-def _count_forwards(process: Process, rows: Rows) -> float:
-    """Return how many forwards of the model, whose batch is known, these steps have; 0 without any."""
+def name_forward(change: step_change.StepChange, cause: step_change.Cause) -> step_change.Cause:
+    """Return the cause with the line of a new forward, if that is the cause and samples show the line by now."""
+    if cause.advice != _FORWARDS or cause.line is not None or change.added_s <= 0:
+        return cause
+    line = find_new_forward(change, cause.culprit or change.process)
+    return cause if line is None else cause._replace(line=line, fix=line.location)
+
+
+class Forwards(NamedTuple):
+    """The forwards of a model whose batch is known, in each step: their number, and the rows and tokens of the first one."""
+
+    number: float
+    rows: float
+    tokens: float
+
+
+def read_forwards(process: Process, rows: Rows) -> Forwards:
+    """Return the usual forwards of these steps; zeros without any."""
     if not len(rows):
-        return 0.0
+        return Forwards(0.0, 0.0, 0.0)
     spans = process.read_phases(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]), "forward").rows
-    steps = np.sort(spans["step"][(spans["rows"] > 0) & (spans["flags"] & EVAL == 0)])
-    return float(np.median(np.searchsorted(steps, rows["step"], "right") - np.searchsorted(steps, rows["step"])))
+    spans = spans[(spans["rows"] > 0) & (spans["flags"] & EVAL == 0)]
+    spans = spans[np.argsort(spans["step"], kind="stable")]
+    first, end = (np.searchsorted(spans["step"], rows["step"], side) for side in ("left", "right"))
+    firsts = spans[first[end > first]]
+    rows_of_first, tokens = (float(np.median(firsts[name])) if len(firsts) else 0.0 for name in ("rows", "tokens"))
+    return Forwards(float(np.median(end - first)), rows_of_first, tokens)
+
+
+def has_more_forwards(before: Forwards, after: Forwards) -> bool:
+    """Whether steps have another number of forwards, and the first of them the same batch as before."""
+    if not min(before.number, after.number) > 0 or before.number == after.number:
+        return False
+    return all(abs(one - other) <= _SAME_SHARE * abs(other) for one, other in zip(after[1:], before[1:], strict=True))
 
 
 def _is_same_size(growth: tuple[float, float], count: tuple[float, float]) -> bool:
-    """Whether each micro-batch, or forward, is as large as before."""
+    """Whether there is another number of micro-batches, or forwards, each of which is as large as before."""
+    if not min(count) > 0 or count[0] == count[1]:
+        return False
     before, after = (size / number for size, number in zip(growth, count, strict=True))
     return abs(after - before) <= _SAME_SHARE * before
 
 
 def _changes_later(before: Rows, after: Rows) -> bool:
     """Whether the first steps after a change still have the batch size of those before, and all others the new one."""
-    old, sizes = step_change.get_batch_sizes(before), step_change.get_batch_sizes(after)
+    old, sizes = get_batch_sizes(before), get_batch_sizes(after)
     new = float(np.median(sizes))
     is_old = np.abs(sizes - np.median(old)) < np.abs(sizes - new)
     first = int(np.argmin(is_old))
@@ -146,8 +185,8 @@ def find_batch_step(change: step_change.StepChange, cause: step_change.Cause) ->
         return None
     rows = process.phased_steps_until(change.latest_ns)
     rows = rows[step_change.match_steps(rows, np.concatenate([change.before, change.after]))]
-    before, after = (float(np.median(step_change.get_batch_sizes(part))) for part in parts)
-    is_new = np.abs(step_change.get_batch_sizes(rows) - after) < np.abs(step_change.get_batch_sizes(rows) - before)
+    before, after = (float(np.median(get_batch_sizes(part))) for part in parts)
+    is_new = np.abs(get_batch_sizes(rows) - after) < np.abs(get_batch_sizes(rows) - before)
     first = len(rows) - int(np.argmin(is_new[::-1])) if not is_new.all() else 0
     if not 0 < first < len(rows) or is_new[:first].any():
         return None

@@ -45,6 +45,10 @@ _COMPILING: step_change.Advice = (
     "Let it compile one graph for all shapes, or pad batches to a few lengths.",
     "torch.compile(model, dynamic=True)",
 )
+_COMPILING_AGAIN: step_change.Advice = (
+    "See why it compiles again: with TORCH_LOGS=recompiles it prints the assumption that failed.",
+    "export TORCH_LOGS=recompiles",
+)
 _GROWTH: step_change.Advice = (
     "Look for a list that grows with each step and that each step iterates over.",
     "py-spy record --pid {pid} --duration 30 -o stacks.svg",
@@ -113,11 +117,11 @@ def _check_compiling(change: step_change.StepChange) -> step_change.Cause | None
         return None
     before, after = (step_change.measure_compiling(change.process, rows) for rows in (change.before, change.after))
     if after.seconds - before.seconds >= change.added_s / 2 > 0:
-        tokens = change.phased[1]["tokens"]
-        shapes = " for batches of other shapes" if len(np.unique(tokens)) > 1 else ""
+        is_by_shapes = any(len(np.unique(change.phased[1][name])) > 1 for name in ("tokens", "rows"))
+        shapes, advice = (" for batches of other shapes", _COMPILING) if is_by_shapes else ("", _COMPILING_AGAIN)
         steps = step_change.count_iterations(change.after)
         text = f"torch.compile compiled {format_count(after.graphs, 'graph')} in {steps} steps{shapes}"
-        return step_change.Cause(text, *_COMPILING, 0.9)
+        return step_change.Cause(text, *advice, 0.9)
     if after.seconds - before.seconds <= change.added_s / 2 < 0:
         return step_change.Cause(f"torch.compile had compiled {format_count(before.graphs, 'graph')} before", "", "", 0.9)
     return None

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from zerotop.analysis.code_line import CodeLine
 from zerotop.analysis.findings.support.causes.step_change import Cause, StepChange
+from zerotop.analysis.findings.support.evidence import Process
 from zerotop.analysis.formatting import Text
 from zerotop_probe.recording.event_values import SILENT
 from zerotop_probe.recording.events import SampledFrame, Stacks
@@ -29,6 +31,8 @@ _MOST_EVENTS = 24
 _FEWEST_OF_LINE, _LINE_SHARE = 8, 0.8
 # The share of all samples since that are of the new line: it takes so much of the time.
 _TIME_SHARE = 0.5
+# Samples of a new line that runs a model, and how many there would have been before if it had run then: e**-4 is 2 %.
+_FEWEST_OF_NEW, _EXPECTED_BEFORE = 3, 4.0
 _REPLACED_ADVICE = "See what {location} does in place of line {old:.0f}: it runs in each iteration, and takes longer."
 _ADVICE = (
     "Call the compiled function or model again at {location}; if it is called, it may have been compiled too often:"
@@ -41,14 +45,41 @@ _Function = tuple[str, str]
 
 def check_code(change: StepChange) -> Cause | None:
     """Return the cause that other code runs since a slowdown; None before enough samples show that."""
-    process, offset_ns = change.process, change.process.source.offset_ns
+    before, since = _select_samples(change, change.process)
+    if change.added_s <= 0 or not before or not since:
+        return None
+    return _find_uncompiled(before, since) or _find_replaced(before, since)
+
+
+def _select_samples(change: StepChange, process: Process) -> tuple[Sequence[Stacks], Sequence[Stacks]]:
+    """Return the last events with samples of a rank before a change, and since then."""
+    offset_ns = process.source.offset_ns
     changed_ns = int(change.after["begin_unix_ns"][0]) - offset_ns
     known = [one for one in process.events_of(Stacks) if one.why != SILENT and one.unix_ns <= change.latest_ns]
     before = [one for one in known if one.end_ns <= changed_ns][-_MOST_EVENTS:]
     since = [one for one in known if one.begin_ns >= changed_ns][-_MOST_EVENTS:]
-    if change.added_s <= 0 or not before or not since:
+    return before, since
+
+
+def find_new_forward(change: StepChange, process: Process) -> CodeLine | None:
+    """Return the own line that runs a model since a change and, as its share of the samples shows, did not before."""
+    before, since = _select_samples(change, process)
+    old, new = _count_callers(before), _count_callers(since)
+    line, count = next(((line, count) for line, count in new.most_common() if line not in old), (None, 0))
+    if line is None or count < _FEWEST_OF_NEW or old.total() * count < _EXPECTED_BEFORE * new.total():
         return None
-    return _find_uncompiled(before, since) or _find_replaced(before, since)
+    file, function, number = line
+    return CodeLine(file, number, function, ())
+
+
+def _count_callers(sampled: Iterable[Stacks]) -> Counter[tuple[str, str, int]]:
+    """Return how often each own line, with its file and function, was sampled as the innermost that runs modules."""
+    counts = Counter[tuple[str, str, int]]()
+    for frames, count in _list_stacks(sampled):
+        inner = max((depth for depth, one in enumerate(frames) if one.file == _MODULE), default=len(frames))
+        for one in [one for one in frames[inner:] if one.own][:1]:
+            counts[one.file, one.function, one.line] += count
+    return counts
 
 
 def _find_uncompiled(before: Sequence[Stacks], since: Sequence[Stacks]) -> Cause | None:

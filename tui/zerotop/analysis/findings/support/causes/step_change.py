@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from zerotop.analysis.code_line import CodeLine
-from zerotop.analysis.findings.support.evidence import Floats, Group, Ints, Process, Records, Rows, Samples
+from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Records, Rows, Samples
 from zerotop.analysis.findings.support.lines.line_findings import measure_between
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.recording.events.event_files import select_events
@@ -234,9 +234,3 @@ def _spread_over(process: Process, kind: type[T], read_total: Callable[[T], floa
         if shared_ns >= 0:
             total += read_total(event) * (shared_ns / (last_ns - first_ns) if last_ns > first_ns else 1.0)
     return total
-
-
-def get_batch_sizes(rows: Rows) -> Ints:
-    """Return the tokens of each step, or its rows if the model takes no tokens; 0 if neither is known."""
-    sizes: Ints = np.where(rows["tokens"] > 0, rows["tokens"], np.maximum(rows["rows"], 0)).astype(np.int64)
-    return sizes

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.findings.support.evidence import Floats, Group, Ints, Process, Rows
 from zerotop.analysis.findings.support.memory.floor_rises import FloorSearch, LevelRises
 from zerotop.analysis.findings.support.memory.phase_peaks import read_held_bytes
+from zerotop.analysis.findings.support.steps.growing_batches import spread_sizes
 from zerotop.analysis.findings.support.thresholds import CREEP_BYTES
 from zerotop.analysis.findings.support.window import SearchWindow
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
@@ -76,7 +77,7 @@ class GrowthStretch(NamedTuple):
         rises = int(np.count_nonzero(np.diff(self.held)))
         is_sparse = rises == len(self.rows) and int(self.rows["step"][-1]) - self.before_step >= _SPARSE_SPAN
         is_enough = rises >= (_EVEN_RISES if is_sparse else CREEP_STEPS)
-        return is_enough and self._measure_growth() >= CREEP_BYTES and self.keeps_pace
+        return is_enough and self._measure_growth() >= CREEP_BYTES and self.keeps_pace and not self.grows_with_sizes
 
     def _measure_growth(self) -> int:
         """Return by how many bytes memory grew in all, without one rise that is most of it: that is no leak."""
@@ -125,6 +126,26 @@ class GrowthStretch(NamedTuple):
     def _known_sizes(self) -> Floats | None:
         known = [self.rows[name] for name in ("tokens", "rows") if (self.rows[name] > 0).all()]
         return np.asarray(known[0], np.float64) if known else None
+
+    @property
+    def grows_with_sizes(self) -> bool:
+        """Whether memory grows where batches do, and hardly from one step to the next of the same size.
+
+        Where each step is larger than the one before, the two cannot be told apart.
+        """
+        sizes = spread_sizes(self.rows)
+        known = sizes[sizes > 0]
+        if not len(known) or not np.ptp(known) or (np.diff(known) < 0).any():
+            return False
+        grown, is_same = np.diff(self.held)[1:], (sizes[1:] == sizes[:-1]) & (sizes[1:] > 0)
+        if np.count_nonzero(is_same) < SPARSE_RECORDS:
+            return self.follows_sizes
+        return bool(grown[is_same].mean() < _OWN_SHARE * grown.mean())
+
+    @property
+    def may_be_growth(self) -> bool:
+        """Whether batches that grow may be the reason."""
+        return self.follows_sizes or self.grows_with_sizes
 
     @property
     def follows_sizes(self) -> bool:
@@ -285,13 +306,13 @@ def read_stretches(window: SearchWindow[Group], process: Process) -> list[Growth
     levels = window.keep(LevelRises, process).read_new(readings.held)
     if levels is not None:
         rise = readings.select_stretch(process, *levels)
-        if int(rise.rows["step"][-1]) - rise.before_step >= _SPARSE_SPAN and not rise.follows_sizes:
+        if int(rise.rows["step"][-1]) - rise.before_step >= _SPARSE_SPAN and not rise.may_be_growth:
             stretches.append(rise)
     known_steps, _, known_held = readings.select_times(process, 0)
     floor = window.keep(FloorSearch, process).find_rise(known_steps, known_held)
     if floor is not None:
         rise = readings.select_stretch(process, *floor)
-        if not rise.follows_sizes:
+        if not rise.may_be_growth:
             stretches.append(rise)
     finder = window.keep(_new_trend_finder, process)
     for trend in finder.find_rises(readings.held, SETTLED_STEPS, share=0, least=CREEP_BYTES):

@@ -1,0 +1,131 @@
+"""Batches or sequences grow by a plan: from what to what, what that costs, and whether time grows more than they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
+from zerotop.analysis.findings.support.causes.batch_causes import has_more_forwards, read_forwards
+from zerotop.analysis.findings.support.steps.growing_batches import GrowingBatches, get_batch_sizes
+from zerotop.analysis.findings.support.thresholds import SHORTEST_ITERATION_S
+from zerotop.analysis.formatting import pluralize
+from zerotop.recording.samples import Rows
+
+_KIND = FindingKind(
+    name="batch_growth",
+    severity=Severity.INFO,
+    confidence=0.95,
+    headline="Steps grew from {size_before:,.0f} to {size_after:,.0f} {units} and take {after_s:seconds}"
+    " instead of {before_s:seconds}",
+    details="They grew between steps {earlier} and {grown_step:.0f}: iterations take {times:.1f} times as long for"
+    " {sizes:.1f} times the {units}. Time per {unit} {pace}."
+    "[ Memory peaks at {after_bytes:bytes} instead of {before_bytes:bytes}.]",
+)
+# Steps whose sizes differ by at most this share are measured together; the fewest and the most of them.
+_ALIKE_SHARE, _FEWEST_STEPS, _MOST_STEPS = 0.05, 5, 50
+# Growth that is told: by this share at first, by this share again, or any once the size has stayed for so many steps; and
+# again each time it has stayed for twice as many.
+_TOLD_SHARE, _STAYS_STEPS = 0.1, 20
+# Time per token or row is unchanged up to this share.
+_SAME_SHARE = 0.1
+
+
+@dataclass
+class _Search:
+    """The growth up to the last step that was read, and the size that was told last, after how many steps with it."""
+
+    growth: GrowingBatches = field(default_factory=GrowingBatches)
+    told_size: int = 0
+    told_steps: int = 0
+
+    def is_due(self, step: int) -> bool:
+        """Whether to tell the growth at the end of a step."""
+        first, last = self.growth.levels[0], self.growth.levels[-1]
+        if not self.growth.is_planned or last.size < (1 + _TOLD_SHARE) * first.size:
+            return False
+        stays = step - last.first_step
+        if last.size == self.told_size:
+            return stays >= max(_STAYS_STEPS, 2 * self.told_steps)
+        return last.size >= (1 + _TOLD_SHARE) * self.told_size or stays >= _STAYS_STEPS
+
+
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
+    """Report the growth once it is known to be planned, and again with newer numbers."""
+    rows, search = window.subject.lead.phased_steps, window.keep(_Search)
+    fresh = rows[window.steps(rows)]
+    for row, size in zip(fresh, get_batch_sizes(fresh).tolist(), strict=True):
+        if search.growth.has_varied:
+            return
+        step = int(row["step"])
+        search.growth.add_step(size, step)
+        if search.growth.levels and search.is_due(step):
+            finding = _measure(window.subject, search.growth, int(row["end_unix_ns"]))
+            if finding is not None:
+                last = search.growth.levels[-1]
+                search.told_size, search.told_steps = last.size, step - last.first_step
+                yield finding
+
+
+def _measure(group: Group, growth: GrowingBatches, known_ns: int) -> Finding | None:
+    """Return the finding as known at the end of a step; None if too few steps have the first or the last size."""
+    steps, phased = group.lead.steps_until(known_ns), group.lead.phased_steps_until(known_ns)
+    first, last = growth.find_first(_ALIKE_SHARE), growth.find_last(_ALIKE_SHARE)
+    before, after = _select(steps, 1, first), _select(steps, last, int(steps["step"][-1]))
+    sized = _select(phased, 1, first), _select(phased, last, int(steps["step"][-1]))
+    if min(len(before), len(after)) < _FEWEST_STEPS:
+        return None
+    seconds = [float(np.median(rows["iteration_s"])) for rows in (before, after)]
+    unit, sizes = _name_unit(group.lead, *sized)
+    if seconds[1] < SHORTEST_ITERATION_S:
+        return None
+    peaks = [float(np.median(rows["allocated_peak_bytes"])) for rows in sized]
+    ratio, larger = seconds[1] / seconds[0], sizes[1] / sizes[0]
+    excess = ratio / larger
+    evidence: dict[str, float | None] = {"before_s": seconds[0], "after_s": seconds[1], "unit_times": excess}
+    evidence |= {"size_before": sizes[0], "size_after": sizes[1], "grown_step": growth.levels[-1].first_step}
+    if min(peaks) > 0:
+        evidence |= {"before_bytes": peaks[0], "after_bytes": peaks[1]}
+    return _KIND.at_steps(
+        group,
+        steps[np.searchsorted(steps["step"], growth.levels[0].last_step, "right") :],
+        evidence,
+        known_ns=known_ns,
+        earlier=growth.levels[0].last_step,
+        unit=unit,
+        units=pluralize(2, unit),
+        times=ratio,
+        sizes=larger,
+        pace=_describe_pace(excess),
+        **{name: evidence.get(name) for name in ("before_bytes", "after_bytes")},
+    )
+
+
+def _select(rows: Rows, first: int, last: int) -> Rows:
+    """Return the steps between two; of many the last ones, and of those that are known."""
+    low, high = np.searchsorted(rows["step"], (first, last + 1))
+    known: Rows = rows[low:high]
+    known = known[~np.isnan(known["iteration_s"])]
+    return known[-_MOST_STEPS:]
+
+
+def _name_unit(process: Process, before: Rows, after: Rows) -> tuple[str, tuple[float, float]]:
+    """Return what a step has more of: tokens or rows, or micro-batches or forwards that are as large as before."""
+    sizes = [get_batch_sizes(rows) for rows in (before, after)]
+    micro = tuple(float(np.median(rows["micro_steps"])) for rows in (before, after))
+    size = float(np.median(sizes[0])), float(np.median(sizes[1]))
+    if micro[0] > 0 and abs(size[1] / micro[1] - size[0] / micro[0]) <= _SAME_SHARE * size[0] / micro[0]:
+        return "micro-batch", (micro[0], micro[1])
+    forwards = read_forwards(process, before), read_forwards(process, after)
+    if has_more_forwards(*forwards):
+        return "forward", (forwards[0].number, forwards[1].number)
+    return ("token" if (after["tokens"] > 0).any() else "row"), size
+
+
+def _describe_pace(excess: float) -> str:
+    if abs(excess - 1) <= _SAME_SHARE:
+        return "is unchanged"
+    return f"{'rose' if excess > 1 else 'fell'} by {abs(excess - 1):.0%}".replace("%", " %")
