@@ -190,7 +190,7 @@ JOB = "bench"
 COLLECTED = "collected"
 
 
-class _EndlessJob:
+class EndlessJob:
     def is_over(self) -> bool:
         return False
 
@@ -205,7 +205,7 @@ async def send(folder: Path, url: str, hosts: list[str]) -> None:
     async def connect() -> Link:
         return await connect_nats(url, key)
 
-    senders = [Forwarder(str(folder / host), host, key, connect, job=_EndlessJob(), tell=print) for host in hosts]
+    senders = [Forwarder(str(folder / host), host, key, connect, job=EndlessJob(), tell=print) for host in hosts]
     tasks = [asyncio.create_task(sender.run()) for sender in senders]
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, tasks[-1].cancel)
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -709,6 +709,34 @@ def test_trying_again_reads_the_machines_authorities_once(monkeypatch: pytest.Mo
     assert len(made) == 2, "and again for other authorities"
 
 
+@given(st.integers(-400, 400), st.lists(st.tuples(*[st.integers(0, 50_000_000)] * 3), min_size=2, max_size=20))
+def test_round_trips_leave_what_all_of_them_allow(ppm: int, trips: list[tuple[int, int, int]]) -> None:
+    found, now_ns, ahead_ns = None, 1 << 40, 1 << 60
+    for pause_ns, there_ns, back_ns in trips:
+        asked_ns = now_ns + pause_ns
+        read_ns, now_ns = asked_ns + there_ns, asked_ns + there_ns + back_ns
+        unix_ns = read_ns + ahead_ns + read_ns * ppm // 1_000_000
+        trip = Alignment.from_round_trip(asked_ns, now_ns, unix_ns)
+        found = trip if found is None else found.narrow(trip)
+        assert found.error_ns <= trip.error_ns + 1
+        true_ns = found.monotonic_ns + ahead_ns + found.monotonic_ns * ppm // 1_000_000
+        # Half of a round trip is taken for whole nanoseconds, and the clock drifts within one.
+        assert abs(found.unix_ns - true_ns) <= found.error_ns + there_ns // 1000 + back_ns // 1000 + 2
+
+
+def test_a_quick_question_and_a_quick_answer_align_a_clock_better_than_either() -> None:
+    slow_back = Alignment.from_round_trip(1_000_000, 1_010_000, 1_001_000)
+    slow_there = Alignment.from_round_trip(1_010_000, 1_020_000, 1_019_000)
+    found = slow_back.narrow(slow_there)
+    assert abs(found.unix_ns - found.monotonic_ns) < 10, "it is not off at all"
+    assert found.error_ns < 1_010 < min(slow_back.error_ns, slow_there.error_ns)
+
+
+def test_a_clock_that_was_set_between_round_trips_is_aligned_anew() -> None:
+    before, later = Alignment(1_000, 5_000_000, 100), Alignment(2_000, 9_000_000, 300)
+    assert before.narrow(later) == later
+
+
 @pytest.mark.parametrize("value", [None, [1, 2], [1, 2, -3], [1, 2.0, 3], [1 << 63, 1, 1], "123"])
 def test_an_impossible_alignment_is_left_out(value: Any) -> None:
     assert Alignment.parse(value) is None

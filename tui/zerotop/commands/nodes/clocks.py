@@ -1,7 +1,8 @@
 """The clock of a node, aligned to the collector's by round trips over the connection that carries the recording.
 
-The collector's time in an answer is taken for that of the middle between question and answer, as NTP does (RFC 5905): it is
-wrong by at most half of the round trip. The shortest round trip counts.
+The collector's time in an answer is later than the question and earlier than the answer's arrival. Taken for the time in
+their middle, as NTP does (RFC 5905), it is wrong by at most half of the round trip. Several round trips leave less than the
+shortest one, since one of them may have had the quickest question and another the quickest answer.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from zerotop_probe.recording.identity import Identity
 from zerotop_probe.recording.writer import CREATE_FLAGS, make_header
 
 _MAX_NS = 1 << 62
+# Two clocks may drift apart by so much of the time that passes: NTP corrects a clock by 0.5 ms a second at most.
+_DRIFT = 0.0005
 
 
 class Alignment(NamedTuple):
@@ -28,6 +31,17 @@ class Alignment(NamedTuple):
         """Return the alignment from one round trip; the first two times are the node's CLOCK_MONOTONIC."""
         half_ns = (answered_ns - asked_ns) // 2
         return cls(asked_ns + half_ns, unix_ns, half_ns)
+
+    def narrow(self, later: Alignment) -> Alignment:
+        """Return what is possible after a later round trip, too; only what it says itself if a clock was set meanwhile."""
+        drift_ns = int(_DRIFT * (later.monotonic_ns - self.monotonic_ns)) + 1
+        ahead_ns, later_ahead_ns = self.unix_ns - self.monotonic_ns, later.unix_ns - later.monotonic_ns
+        least_ns = max(ahead_ns - self.error_ns - drift_ns, later_ahead_ns - later.error_ns)
+        most_ns = min(ahead_ns + self.error_ns + drift_ns, later_ahead_ns + later.error_ns)
+        if least_ns > most_ns:
+            return later
+        half_ns = (most_ns - least_ns + 1) // 2
+        return Alignment(later.monotonic_ns, later.monotonic_ns + least_ns + half_ns, half_ns)
 
     @classmethod
     def parse(cls, value: Any) -> Alignment | None:

@@ -30,7 +30,7 @@ BEAT_S = 1.0
 ANSWER_S = 10.0
 """How long to wait for an answer."""
 _RETRY_S = 0.5
-# Round trips to align the clock: more of them while the shortest leaves a larger error. Their time has no limit: where the
+# Round trips to align the clock: more of them while they leave a larger error. Their time has no limit: where the
 # collector is slow, few of them leave an error of tens of milliseconds for the whole recording.
 _ROUND_TRIPS, _MOST_ROUND_TRIPS = 8, 64
 _GOOD_ERROR_NS = 300_000
@@ -171,8 +171,9 @@ class Forwarder:
             raise
 
     async def _align_clock(self, link: Link) -> Alignment | None:
-        """Return the collector's time by the shortest of some round trips."""
+        """Return the collector's time by some round trips."""
         best: Alignment | None = None
+        last: Alignment | None = None  # by all round trips so far, and by what the clocks may have drifted meanwhile
         for count in range(2 * _MOST_ROUND_TRIPS):
             good_ns = _GOOD_ERROR_NS if count < _MOST_ROUND_TRIPS else _USABLE_ERROR_NS
             if count >= _ROUND_TRIPS and (best is None or best.error_ns <= good_ns):
@@ -183,7 +184,8 @@ class Forwarder:
             answer = await self._ask(link, {"kind": messages.PING})
             if isinstance(unix_ns := answer.get("unix_ns"), int):
                 trip = Alignment.from_round_trip(asked_ns, time.monotonic_ns(), unix_ns)
-                best = trip if best is None or trip.error_ns < best.error_ns else best
+                last = trip if last is None else last.narrow(trip)
+                best = last if best is None or last.error_ns < best.error_ns else best
         return best
 
     async def _compare_files(self, link: Link, listed: list[tuple[str, int, str]]) -> None:
