@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -34,7 +33,7 @@ def measure_whole(shift: PaceShift, others: Collection[int], known_ns: int, unti
         others: the first steps of other changes; those near this one are a part of it.
         until_step: the last step of the new level, if it has ended.
     """
-    if shift.found_in or len(shift.change.after) < SHIFT_STEPS:
+    if shift.change.found_in or len(shift.change.after) < SHIFT_STEPS:
         return shift
     steps = shift.change.process.steps_until(known_ns)
     before, after = split_levels(steps, shift, others, until_step)
@@ -96,13 +95,6 @@ _WARM_UP_STEPS = 10
 _FAR_TIMES, _FAR_S, _ALIKE_SHARE = 10.0, 1.0, 0.25
 
 
-class KnownChange(NamedTuple):
-    """The first step of a change, and when the change was known."""
-
-    step: int
-    known_ns: int
-
-
 class PaceSearch:
     """Searches the steps of a group's lead for changes, as they come."""
 
@@ -110,17 +102,16 @@ class PaceSearch:
         self._levels, self._between, self._updates, self._sizes = (ShiftFinder() for _ in range(4))
         self._far_from = SETTLED_STEPS  # steps that were not yet examined for far outliers
         self._waiting: list[StepChange] = []  # changes that have not cost enough yet
-        self.known: list[KnownChange] = []
+        self.known: list[StepChange] = []
         """Changes that the iterations themselves show."""
 
-    def list_changes(self, group: Group) -> Iterator[tuple[StepChange, str]]:
-        """Yield the new changes, each with what showed it where the iterations did not."""
-        for change in self._list_far(group):
-            yield change, ""
+    def list_changes(self, group: Group) -> Iterator[StepChange]:
+        """Yield the new changes."""
+        yield from self._list_far(group)
         steps, levels = group.lead.steps, self._list_levels(group)
         for change, known_ns in await_notable(self._waiting, steps, levels, _measure_level):
             if not _is_warm_up(change):
-                yield replace(change, known_ns=known_ns), ""
+                yield replace(change, known_ns=known_ns)
         yield from self._list_hidden(group)
 
     def _list_far(self, group: Group) -> Iterator[StepChange]:
@@ -132,15 +123,15 @@ class PaceSearch:
             first = last
             while first > 1 and last - first < SHIFT_STEPS and seconds[first - 1] >= _ALIKE_SHARE * seconds[last]:
                 first -= 1
-            far, before = seconds[first : last + 1], seconds[max(0, first - LEVEL_STEPS) : first]
+            before, after = steps[max(0, first - LEVEL_STEPS) : first], steps[first : last + 1]
+            far = after["iteration_s"]
             if not 1 < len(far) <= SHIFT_STEPS or not far.min() >= max(_FAR_S, _ALIKE_SHARE * far.max()):
                 continue
-            is_far = bool(far.min() >= _FAR_TIMES * np.nanmedian(before))
+            is_far = bool(far.min() >= _FAR_TIMES * np.nanmedian(before["iteration_s"]))
             if is_far and (len(far) == SHIFT_STEPS or far.sum() >= thresholds.FAR_SHARE * np.nansum(seconds[: last + 1])):
-                after = steps[first : last + 1]
-                change = StepChange(group, steps[max(0, first - LEVEL_STEPS) : first], after, int(after["end_unix_ns"][-1]))
+                change = StepChange(group, before, after, int(after["end_unix_ns"][-1]))
                 if not is_near(change, self.known, change.known_ns):
-                    self._note(change)
+                    self.known.append(change)
                     yield change
 
     def _list_levels(self, group: Group) -> Iterator[StepChange]:
@@ -148,14 +139,11 @@ class PaceSearch:
         for change in _find_changes(group, self._levels, rows, rows["iteration_s"]):
             if not _is_by_probe(change):
                 is_new = not is_near(change, self.known, change.known_ns)
-                self._note(change)
+                self.known.append(change)
                 if is_new:
                     yield change
 
-    def _note(self, change: StepChange) -> None:
-        self.known.append(KnownChange(int(change.after["step"][0]), change.known_ns))
-
-    def _list_hidden(self, group: Group) -> Iterator[tuple[StepChange, str]]:
+    def _list_hidden(self, group: Group) -> Iterator[StepChange]:
         """Yield changes of a cause, such as the time between phases, that the iteration time itself may not show.
 
         If the phases vary much, for example because other processes use the cores, a change may only show in its cause.
@@ -163,12 +151,12 @@ class PaceSearch:
         rows = group.lead.phased_steps
         for change in _find_changes(group, self._between, rows, _list_notable(rows, measure_between)):
             if _is_longer_between(change):
-                yield change, BETWEEN_PHASES
+                yield replace(change, found_in=BETWEEN_PHASES)
         for change in _find_changes(group, self._updates, rows, _list_notable(rows, lambda some: some["step_s"])):
-            yield _widen_change(change), STEP_PHASE
+            yield replace(_widen_change(change), found_in=STEP_PHASE)
         for change in _find_changes(group, self._sizes, rows, StepValues(rows, get_batch_sizes)):
             if _is_notable(change) and not _is_warm_up(change) and check_batch(change) is not None:
-                yield change, SIZE
+                yield replace(change, found_in=SIZE)
 
 
 def _find_changes(group: Group, finder: ShiftFinder, steps: Rows, values: Values) -> Iterator[StepChange]:
@@ -177,9 +165,9 @@ def _find_changes(group: Group, finder: ShiftFinder, steps: Rows, values: Values
         yield StepChange(group, steps[shift.before], after, int(after["end_unix_ns"][-1]))
 
 
-def is_near(change: StepChange, others: Iterable[KnownChange], known_ns: int) -> bool:
+def is_near(change: StepChange, others: Iterable[StepChange], known_ns: int) -> bool:
     """Whether a change begins near one already known. It may have begun in a counted step before its first step."""
-    first, last = int(change.before["step"][-1]) + 1 - _SAME_STEPS, int(change.after["step"][0]) + _SAME_STEPS
+    first, last = int(change.before["step"][-1]) + 1 - _SAME_STEPS, change.step + _SAME_STEPS
     return any(first <= other.step <= last for other in others if other.known_ns <= known_ns)
 
 
@@ -191,18 +179,16 @@ def is_short(change: StepChange) -> bool:
 def _is_by_probe(change: StepChange) -> bool:
     """Whether short steps became shorter when the probe no longer recorded each of them in full."""
     before, after = ((rows["counted"] | rows["light"]).mean() for rows in (change.before, change.after))
-    slower = change.after_s - change.before_s
-    return bool(slower < 0 and before < 1 / 2 < after)
+    return bool(change.added_s < 0 and before < 1 / 2 < after)
 
 
 def _is_warm_up(change: StepChange) -> bool:
     """Whether iterations became shorter only after the first ones, which also allocate, compile and load."""
-    before, after = change.before_s, change.after_s
-    return after < before and int(change.after["step"][0]) <= _WARM_UP_STEPS
+    return change.added_s < 0 and change.step <= _WARM_UP_STEPS
 
 
 def _measure_level(change: StepChange) -> Level:
-    return Level(int(change.after["step"][0]), int(change.after["step"][-1]), change.before_s, change.after_s)
+    return Level(change.step, int(change.after["step"][-1]), change.before_s, change.after_s)
 
 
 def _list_notable(steps: Rows, measure: Callable[[Rows], Floats]) -> Values:
@@ -213,18 +199,14 @@ def _list_notable(steps: Rows, measure: Callable[[Rows], Floats]) -> Values:
     if len(steps) < LEVEL_STEPS:
         return np.empty(0)
     iteration = float(np.median(steps["iteration_s"][:LEVEL_STEPS]))
-    least = (
-        _NOTABLE_SHARE * iteration
-        if measure is not measure_between
-        else max(thresholds.BETWEEN_SECONDS, _NOTABLE_SHARE * iteration)
-    )
+    least = max(_NOTABLE_SHARE * iteration, thresholds.BETWEEN_SECONDS if measure is measure_between else 0.0)
     return StepValues(steps, lambda rows: np.maximum(measure(rows), least))
 
 
 def _widen_change(change: StepChange) -> StepChange:
     """Return a change between steps with phases with all recorded steps around it."""
     steps = change.process.steps_until(change.known_ns)
-    first = int(np.searchsorted(steps["step"], change.after["step"][0]))
+    first = int(np.searchsorted(steps["step"], change.step))
     before, after = steps[max(0, first - LEVEL_STEPS) : first], steps[first : first + LEVEL_STEPS]
     return replace(change, before=before, after=after)
 
@@ -237,5 +219,5 @@ def _is_longer_between(change: StepChange) -> bool:
 
 def _is_notable(change: StepChange) -> bool:
     """Whether iterations take notably another time."""
-    before, after = change.before_s, change.after_s
-    return abs(after - before) >= _NOTABLE_SHARE * before and max(before, after) >= thresholds.SHORTEST_ITERATION_S
+    longest = max(change.before_s, change.after_s)
+    return abs(change.added_s) >= _NOTABLE_SHARE * change.before_s and longest >= thresholds.SHORTEST_ITERATION_S

@@ -179,9 +179,7 @@ def _build_finding(
     group: Group, process: Process, seen: list[_Seen], rows: Rows, known_ns: int, evidence: dict[str, float]
 ) -> Finding:
     loader = find_loader_cause(process, int(rows["begin_unix_ns"][0]), known_ns)
-    kind = _BURSTS
-    if loader is not None and loader.advice is not None:
-        kind = kind.with_changes(advice=loader.advice[0], fix=loader.advice[1])
+    kind = _BURSTS if loader is None else loader.advise(_BURSTS)
     line = next((one.line for one in reversed(seen) if one.line is not None), None)
     is_one_of_several = len(group.processes) > 1
     return kind.at_steps(

@@ -14,7 +14,7 @@ from zerotop.analysis.findings.support.causes.loader_causes import find_late_lin
 from zerotop.analysis.findings.support.causes.step_change import measure_distance
 from zerotop.analysis.findings.support.lines.line_findings import line_values
 from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine, StackLine, await_line, find_line
-from zerotop.analysis.findings.support.steps.onsets import find_onset
+from zerotop.analysis.findings.support.steps.onsets import select_from_onset
 from zerotop.analysis.findings.support.steps.runs import MOST_TURNS, find_settled_run, find_turns
 from zerotop.analysis.findings.support.steps.step_values import StepValues
 from zerotop.analysis.findings.support.thresholds import STALL_SECONDS, STALL_SHARE
@@ -197,8 +197,7 @@ def _build_finding(group: Group, wait: _Wait, found: FoundLine, ranks: tuple[int
     headline = _ONE_RANK_HEADLINE if is_one_of_several else KIND.headline
     kind = KIND.with_changes(headline=headline if found.line is None else headline + ": {place}")
     loader = find_loader_cause(wait.process, int(rows["begin_unix_ns"][0]), found.known_ns)
-    if loader is not None and loader.advice is not None:
-        kind = kind.with_changes(advice=loader.advice[0], fix=loader.advice[1])
+    kind = kind if loader is None else loader.advise(kind)
     values = {
         "pid": wait.process.source.pid,
         "waiting": ranks,
@@ -212,10 +211,8 @@ def _build_finding(group: Group, wait: _Wait, found: FoundLine, ranks: tuple[int
 def _find_begin(wait: _Wait, known_ns: int) -> Rows:
     """Return the steps from the first that waited, which may only have been counted."""
     process, rows = wait.process, wait.rows
-    steps, first = process.steps_until(known_ns), int(rows["step"][0])
-    before = int(process.phased_steps["step"][wait.first - 1]) if wait.first else first - 1
-    onset = find_onset(steps, before, first)
-    return steps[onset : np.searchsorted(steps["step"], rows["step"][-1]) + 1]
+    before = process.phased_steps["step"][wait.first - 1] if wait.first else rows["step"][0] - 1
+    return select_from_onset(process.steps_until(known_ns), int(before), rows)
 
 
 def _find_waiting(group: Group, wait: _Wait) -> tuple[int, ...]:

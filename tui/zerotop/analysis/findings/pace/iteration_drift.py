@@ -132,7 +132,7 @@ def _is_wandering(drift: _Drift, values: Floats) -> bool:
 
     So may that of short steps of which none was recorded with its phases.
     """
-    rise, shift = drift.rise, PaceShift(drift.change, None, "")
+    rise, shift = drift.rise, PaceShift(drift.change, None)
     earlier = compute_levels(np.asarray(values[SETTLED_STEPS : rise.begin], np.float64))
     if len(earlier) and (rise.low + rise.high) / 2 <= earlier.max():
         return True

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from zerotop.analysis.findings.support.causes.loader_causes import add_advice, find_loader_cause
+from zerotop.analysis.findings.support.causes.loader_causes import find_loader_cause
 from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.host_load import count_workers, measure_load
@@ -95,43 +95,37 @@ class _Pauses:
 
 
 @in_each_attempt(kinds=None)
-def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
+def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report each line of each rank, and again with more pauses."""
     for process in window.subject.processes:
+        by_line: dict[tuple[str, int], _Pauses] = window.keep(dict, process)  # counts stacks once: finding lines is slow
         for event in select_events_in(window.items(process.events_of(Stacks), process), _COLUMNS, SLOW):
-            yield from _check_event(window, process, event)
+            yield _check_event(window.subject, process, event, by_line)
 
 
-def _check_event(window: SearchWindow[Group], process: Process, event: Stacks) -> Iterator[Finding]:
-    group, known_ns, where = window.subject, event.unix_ns, event.where
+def _check_event(group: Group, process: Process, event: Stacks, by_line: dict[tuple[str, int], _Pauses]) -> Finding | None:
+    entries, known_ns, where = find_entries(process, event), event.unix_ns, event.where
     begin_ns, end_ns = (time_ns + process.source.offset_ns for time_ns in (event.begin_ns, event.end_ns))
-    line = find_line(Delay(process, where, begin_ns, end_ns, known_ns), why=SLOW)
-    entries = find_entries(process, event)
-    if line is None:
-        line = find_line_below(Delay(process, where, begin_ns, end_ns, known_ns), entries, why=SLOW)
+    delay = Delay(process, where, begin_ns, end_ns, known_ns)
+    line = find_line(delay, why=SLOW) or find_line_below(delay, entries, why=SLOW)
     if line is None and where != "data":
-        return
-    if line is not None and not is_cause(line, Delay(process, BETWEEN, begin_ns, end_ns, known_ns)):
-        return
+        return None
+    if line is not None and not is_cause(line, delay._replace(where=BETWEEN)):
+        return None
     if where == "forward" and line is not None and line.known_call is not COMPILE:
-        return  # what a model computes is another detector's
-    by_line: dict[tuple[str, int], _Pauses] = window.keep(dict, process)
+        return None  # what a model computes is another detector's
     pauses = _count_pause(by_line, entries or {(line.file, line.line) if line is not None else _LOADER}, begin_ns)
     if pauses.count < pauses.due_count:
-        return
+        return None
     pauses.due_count = pauses.count + math.ceil(_MORE_PAUSES * pauses.count)
     if entries:
-        line = find_line_below(Delay(process, where, pauses.begin_ns, end_ns, known_ns), pauses.lines, why=SLOW) or line
+        line = find_line_below(delay._replace(begin_ns=pauses.begin_ns), pauses.lines, why=SLOW) or line
     rows = process.steps_until(known_ns)
     rows = rows[np.searchsorted(rows["end_unix_ns"], pauses.begin_ns, "right") :]
-    is_one_of_several = len(group.processes) > 1
     slow = [one for one in process.events_of(Stacks) if one.why == SLOW and pauses.begin_ns < one.unix_ns <= known_ns]
     is_usual = pauses.count >= _NAMED_SHARE * len(slow)
-    finding = _measure_pauses(
-        process, rows, line, known_ns, _COLUMNS[where], is_usual=is_usual, is_one_of_several=is_one_of_several
-    )
-    if finding is not None:
-        yield finding
+    concerned = (process.rank,) if len(group.processes) > 1 else None
+    return _measure_pauses(process, rows, line, known_ns, _COLUMNS[where], is_usual=is_usual, concerned=concerned)
 
 
 def _count_pause(by_line: dict[tuple[str, int], _Pauses], lines: Collection[tuple[str, int]], begin_ns: int) -> _Pauses:
@@ -152,7 +146,7 @@ def _measure_pauses(
     column: str,
     *,
     is_usual: bool,
-    is_one_of_several: bool,
+    concerned: tuple[int, ...] | None,
 ) -> Finding | None:
     """Return a finding about the pauses in ``rows``; None if they are too few or too short.
 
@@ -185,12 +179,10 @@ def _measure_pauses(
             return None
     evidence = {"pause_s": float(np.median(longer[is_pause])), "share": share, "iteration_s": iteration, "period": period}
     evidence |= {"pauses": pauses}
-    concerned = (process.rank,) if is_one_of_several else None
-    values = line_values(line)
     kind = name_line(_KIND, line) if line is not None else _choose_loading(process, rows)
     if line is not None and line.known_call is None and _is_as_ever(process, rows, period, evidence["pause_s"]):
         kind = kind.with_changes(severity=Severity.INFO)
-    return kind.at_steps(process, rows, evidence, known_ns=known_ns, cost=share, concerned=concerned, **values)
+    return kind.at_steps(process, rows, evidence, known_ns=known_ns, cost=share, concerned=concerned, **line_values(line))
 
 
 def _is_as_ever(process: Process, rows: Rows, period: float, pause_s: float) -> bool:
@@ -206,7 +198,7 @@ def _choose_loading(process: Process, rows: Rows) -> FindingKind:
     if count_workers([process], *window) > 0:
         return _STARTING
     loader = find_loader_cause(process, *window)
-    return add_advice(_LOADING, loader) if loader is not None else _LOADING
+    return loader.advise(_LOADING, _LOADING.advice) if loader is not None else _LOADING
 
 
 def _estimate_seconds(process: Process, rows: Rows, known_ns: int, column: str) -> Floats | None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.findings.support.causes.loader_causes import add_advice, find_loader_cause
+from zerotop.analysis.findings.support.causes.loader_causes import find_loader_cause
 from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds, measure_distance
 from zerotop.analysis.findings.support.evidence import Floats, Group, Ints, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
@@ -22,7 +22,7 @@ from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay, 
 from zerotop.analysis.findings.support.links import Kinds, is_simultaneous, waits_for_data
 from zerotop.analysis.findings.support.nccl_figures import NcclWait, find_wait
 from zerotop.analysis.findings.support.steps.contests import find_slow_rounds
-from zerotop.analysis.findings.support.steps.onsets import find_onset
+from zerotop.analysis.findings.support.steps.onsets import select_from_onset
 from zerotop.analysis.findings.support.thresholds import RECENT_STEPS, STALL_SECONDS, STRAGGLER_SHARE
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
@@ -168,7 +168,7 @@ def _build_finding(group: Group, since: Ints, delay: _Late, found: FoundLine, wa
     kind, evidence = _KIND, {"late_s": late, "iteration_s": usual, "data_s": data}
     if data >= late / 2:
         loader = find_loader_cause(process, int(rows["begin_unix_ns"][0]), found.known_ns)
-        kind = add_advice(_DATA, loader) if loader is not None else _DATA
+        kind = loader.advise(_DATA, _DATA.advice) if loader is not None else _DATA
     evidence |= measure_distance(rows)
     if wait is not None:
         evidence["nccl_wait_s"] = wait.share * usual
@@ -191,8 +191,7 @@ def _build_finding(group: Group, since: Ints, delay: _Late, found: FoundLine, wa
 
 def _find_begin(group: Group, process: Process, indices: Ints, known_ns: int) -> Rows:
     """Return a process's steps from the begin of the delay, some of which ranks may only have counted."""
-    first, last = (int(process.aligned_steps["step"][index]) for index in indices[[0, -1]])
+    changed = process.aligned_steps[indices[[0, -1]]]
     known = np.flatnonzero(~_find_counted(group, slice(0, int(indices[0]))))
-    before = int(process.aligned_steps["step"][known[-1]]) if len(known) else first - 1
-    steps = process.steps_until(known_ns)
-    return steps[find_onset(steps, before, first) : np.searchsorted(steps["step"], last) + 1]
+    before = process.aligned_steps["step"][known[-1]] if len(known) else changed["step"][0] - 1
+    return select_from_onset(process.steps_until(known_ns), int(before), changed)

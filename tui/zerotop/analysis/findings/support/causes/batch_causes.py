@@ -77,7 +77,7 @@ def _widen_parts(change: step_change.StepChange) -> tuple[Rows, Rows]:
     if not all(len(rows) for rows in parts) or not _varies(parts[0]):
         return parts
     known = change.process.phased_steps_until(change.latest_ns)
-    first, end = np.searchsorted(known["step"], [change.after["step"][0], change.after["step"][-1] + 1])
+    first, end = np.searchsorted(known["step"], [change.step, change.after["step"][-1] + 1])
     before, after = known[max(0, first - _MOST_STEPS) : first], known[first:end]
     sizes = [get_batch_sizes(part).astype(np.float64) for part in (before, after)]
     order = measure_order(sizes[0], sizes[1]) if len(before) and len(after) else 0.5

@@ -178,7 +178,7 @@ def _check_interruption(change: step_change.StepChange) -> step_change.Cause | N
 
 def _changed_pace_before(change: step_change.StepChange, column: str) -> bool:
     """Whether the pace also changed after each earlier interruption of the kind; true if there was none."""
-    steps = change.process.steps[: np.searchsorted(change.process.steps["step"], change.after["step"][0])]
+    steps = change.process.steps[: np.searchsorted(change.process.steps["step"], change.step)]
     change_s = change.added_s
     for index in np.flatnonzero(steps[column] > 0)[-_EARLIER:].tolist():
         before, after = (

@@ -51,13 +51,12 @@ class LoaderCause(NamedTuple):
     text: Text
     advice: Advice | None = None
 
-
-def add_advice(kind: FindingKind, loader: LoaderCause) -> FindingKind:
-    """Return the kind with advice about the workers after its own, and what can be copied for them."""
-    if loader.advice is None:
-        return kind
-    advice, fix = loader.advice
-    return kind.with_changes(advice=f"{kind.advice} {advice}", fix=fix)
+    def advise(self, kind: FindingKind, own: str = "") -> FindingKind:
+        """Return the kind with advice about the workers, after the kind's ``own``, and what can be copied for them."""
+        if self.advice is None:
+            return kind
+        advice, fix = self.advice
+        return kind.with_changes(advice=f"{own} {advice}".lstrip(), fix=fix)
 
 
 def find_worker_line(process: Process, begin_ns: int, end_ns: int) -> CodeLine | None:

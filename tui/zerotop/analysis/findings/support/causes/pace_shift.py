@@ -62,7 +62,6 @@ class PaceShift:
 
     change: StepChange
     cause: Cause | None
-    found_in: str  # what showed it where the iterations did not, else empty
 
     @property
     def before_s(self) -> float:
@@ -80,7 +79,7 @@ class PaceShift:
     @property
     def step(self) -> int:
         """The first step that shows the change."""
-        return int(self.change.after["step"][0])
+        return self.change.step
 
     @property
     def begin_ns(self) -> int:
@@ -256,7 +255,7 @@ class PaceShift:
             return False
         first = int(np.searchsorted(steps["step"], self.step))
         is_passing = lead.is_on_gpu and self.cause is not None and self.cause.is_host
-        if self.found_in or (self.has_recorded_cause(earlier) and not is_passing):
+        if self.change.found_in or (self.has_recorded_cause(earlier) and not is_passing):
             return True
         before, after = (part["iteration_s"] for part in (steps[:first], steps[first:]))
         floor = self.before_s * (_FLOOR_ON_HOST if offloads(lead) or not lead.is_on_gpu else _FLOOR)
@@ -339,9 +338,9 @@ def _explains(part: float, whole: float, share: float = _CARRIED_SHARE) -> bool:
     return bool(part * np.sign(whole) >= share * abs(whole) > 0)
 
 
-def explain_change(change: StepChange, found_in: str = "") -> PaceShift | None:
+def explain_change(change: StepChange) -> PaceShift | None:
     """Return the change with its cause; None if it has another finding, or may be the load of other processes."""
     cause = find_cause(change)
     if cause.has_own_finding if cause is not None else is_by_others(change):
         return None
-    return PaceShift(change, cause, found_in)
+    return PaceShift(change, cause)

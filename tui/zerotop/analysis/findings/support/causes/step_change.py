@@ -64,7 +64,13 @@ class StepChange:
     before: Rows
     after: Rows
     known_ns: int  # until when samples may be read that say why: unix nanoseconds
+    found_in: str = ""  # what showed it where the iterations did not
     _samples: dict[Records, tuple[Samples, Samples] | None] = field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        """The first step that shows it."""
+        return int(self.after["step"][0])
 
     @property
     def latest_ns(self) -> int:
@@ -109,8 +115,8 @@ class StepChange:
             before = before if self._are_like_before(before) else before[:0]  # they may be before another change
         if len(after) < _ENOUGH_STEPS:
             known = self.process.phased_steps_until(self.latest_ns)
-            after = known[np.searchsorted(known["step"], self.after["step"][0]) :][:_MOST_STEPS]
-            after = after[after["step"] < self.after["step"][0] + _NEAR_STEPS]  # later ones may be after another change
+            after = known[np.searchsorted(known["step"], self.step) :][:_MOST_STEPS]
+            after = after[after["step"] < self.step + _NEAR_STEPS]  # later ones may be after another change
         return before, after
 
     def _are_like_before(self, rows: Rows) -> bool:
@@ -121,7 +127,7 @@ class StepChange:
     def read_phased(self, process: Process) -> tuple[Rows, Rows]:
         """Return the steps with phases of another rank before and after; empty if there are none."""
         rows = process.phased_steps_until(self.latest_ns)
-        limits = (self.before["step"][0], self.before["step"][-1] + 1, self.after["step"][0], self.after["step"][-1] + 1)
+        limits = (self.before["step"][0], self.before["step"][-1] + 1, self.step, self.after["step"][-1] + 1)
         begin, middle, again, end = np.searchsorted(rows["step"], limits)
         before = rows[begin:middle] if middle - begin >= _ENOUGH_STEPS else rows[max(0, middle - _MOST_STEPS) : middle]
         after = rows[again:end] if end - again >= _ENOUGH_STEPS else rows[again : again + _MOST_STEPS]

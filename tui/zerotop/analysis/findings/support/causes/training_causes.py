@@ -32,8 +32,8 @@ def check_memory(change: StepChange) -> Cause | None:
     if change.added_s <= 0:
         return None
     rows = change.process.phased_steps_until(change.latest_ns)
-    first = int(np.searchsorted(rows["step"], change.after["step"][0]))
-    if not (rows["step"][first : first + 1] < change.after["step"][0] + _NEAR_STEPS).any():
+    first = int(np.searchsorted(rows["step"], change.step))
+    if not (rows["step"][first : first + 1] < change.step + _NEAR_STEPS).any():
         return None
     before, after = (some["allocated_peak_bytes"] for some in (rows[max(0, first - LEVEL_STEPS) : first], rows[first:]))
     if len(before) < SETTLED_STEPS or len(after) < _FEWEST or not before.min() > 0:
@@ -43,7 +43,7 @@ def check_memory(change: StepChange) -> Cause | None:
         return None
     earlier = None
     for look in read_looks(change.process, PEAK):
-        if look.first_step < change.after["step"][0]:
+        if look.first_step < change.step:
             earlier = look
         elif (
             look.known_ns <= change.latest_ns and earlier is not None and (growth := find_growth(look, earlier)) is not None

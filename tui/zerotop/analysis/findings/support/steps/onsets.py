@@ -31,6 +31,12 @@ def find_onset(steps: Rows, before_step: int, first_step: int) -> int:
     return int(begin + np.argmin(misfits))
 
 
+def select_from_onset(steps: Rows, before_step: int, changed: Rows) -> Rows:
+    """Return the steps from the one with which a change began to the last of those that are known to be ``changed``."""
+    onset = find_onset(steps, before_step, int(changed["step"][0]))
+    return steps[onset : np.searchsorted(steps["step"], changed["step"][-1]) + 1]
+
+
 def find_growth_onset(steps: Ints, held: Ints, slope: float) -> int:
     """Return the step with which a value began to grow by ``slope`` a step.
 

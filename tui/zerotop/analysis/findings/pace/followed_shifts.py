@@ -1,0 +1,200 @@
+"""Changes of pace that were told: they are told again with newer levels, with their line or cause, and with their end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.findings.pace.changes_of_pace import is_same, join_shifts, measure_whole
+from zerotop.analysis.findings.pace.real_shifts import RealShifts, explain_by_training
+from zerotop.analysis.findings.support import Process
+from zerotop.analysis.findings.support.causes.pace_shift import PaceShift
+from zerotop.analysis.findings.support.causes.step_change import StepChange
+from zerotop.analysis.findings.support.causes.training_causes import check_training
+from zerotop.analysis.findings.support.lines import line_findings
+from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, find_line
+from zerotop.analysis.findings.support.steps.runs import find_first_run
+from zerotop.analysis.findings.support.thresholds import NEAR_STEPS
+from zerotop.analysis.stats.change_points import SHIFT_STEPS
+from zerotop.analysis.stats.wander import BLOCK
+from zerotop.recording.samples import Rows
+
+# A level that is as near to the one before a change is the same.
+_BACK_SHARE = 0.1
+# The levels of a change are looked at after this part of more steps, and shown again if one of them differs by this share.
+_MORE_SHOWN, _SHOWN_SHARE = 4, 0.02
+# For so long (ns) the line of a change is looked for with each event that has samples; then with the levels only.
+_SAMPLED_NS = 60 * 10**9
+# Blocks of steps in a row that are nearer to the level before: the change has passed.
+_PASSED_BLOCKS = 10
+
+
+class ToldShift(NamedTuple):
+    """A change of pace as it is known at a time."""
+
+    shift: PaceShift  # by its first steps
+    whole: PaceShift  # by all steps of its levels
+    found: FoundLine  # its line, and the time
+    until_step: int | None  # the last step with the change, if it has ended
+
+
+@dataclass(eq=False)
+class _Followed:
+    """A change that was told and is not known to have ended."""
+
+    shift: PaceShift
+    found: FoundLine
+    steps: int  # since it began, with which its levels were looked at last
+    levels: tuple[float, float]  # that were shown last, in seconds
+    blocks: int = 0  # of steps since it began, in which it has not ended
+
+
+class FollowedShifts:
+    """The changes of an attempt that were told: a new one may be a part of one of them, or its end."""
+
+    def __init__(self) -> None:
+        self.real = RealShifts()
+        self.by_cause: list[StepChange] = []
+        """Those that were told without the iterations' own change."""
+        self._open: list[_Followed] = []
+
+    def measure(self, shift: PaceShift, found: FoundLine, until_step: int | None = None) -> ToldShift:
+        """Return a change as known at a time, with its levels up to the next changes."""
+        others = self.real.list_steps(found.known_ns)
+        return ToldShift(shift, measure_whole(shift, others, found.known_ns, until_step), found, until_step)
+
+    def follow(self, told: ToldShift) -> None:
+        """Follow a change from now on."""
+        steps = told.shift.change.process.steps_until(told.found.known_ns)
+        count = len(steps) - int(np.searchsorted(steps["step"], told.shift.step))
+        self._open.append(_Followed(told.shift, told.found, count, (told.whole.before_s, told.whole.after_s)))
+
+    def tell_until(self, lead: Process, until_ns: int) -> Iterator[ToldShift]:
+        """Yield changes again as the levels become known from more steps, and the ends of slowdowns that have passed."""
+        steps = lead.steps_until(until_ns)
+        for one in [one for one in self._open if len(one.shift.change.after) >= SHIFT_STEPS]:
+            passed = _find_passed(one, steps) if one.shift.is_worse else None
+            known_ns = max(passed[1], one.found.known_ns) if passed is not None else until_ns
+            yield from self._tell_levels(one, lead.steps_until(until_ns if passed is None else known_ns - 1))
+            if passed is not None:
+                yield self._end(one, known_ns, passed[0])
+
+    def tell_known(self, shift: PaceShift, found: FoundLine) -> list[ToldShift] | None:
+        """Return the end of the change that a new one takes back, or that of which it is a part; None if it is neither."""
+        for earlier in reversed(self._open):
+            if _is_back(earlier.shift, shift):
+                return [self._end(earlier, found.known_ns, shift.step - 1)]
+            if is_same(earlier.shift, shift):
+                return self._join(earlier, shift, found)
+        return None
+
+    def tell_explained(self, known_ns: int) -> Iterator[ToldShift]:
+        """Yield changes again for which a change of the training, or a line, is known by now."""
+        for one in self._open:
+            shift, later_ns = explain_by_training(one.shift, known_ns), max(one.found.known_ns, known_ns)
+            is_sought = one.found.line is None and one.shift.begin_ns + _SAMPLED_NS >= known_ns >= one.found.known_ns
+            line = _find_later_line(one.shift, known_ns) if is_sought else None
+            if shift is not one.shift or line is not None:
+                one.shift, one.found = shift, FoundLine(line or one.found.line, later_ns)
+                yield self.measure(one.shift, one.found)
+
+    def tell_far_ends(self, lead: Process) -> Iterator[ToldShift]:
+        """Yield the ends of changes that were told with two far outliers, if the next BLOCK of steps are none."""
+        steps = lead.steps
+        for one in [one for one in self._open if len(one.shift.change.after) < SHIFT_STEPS]:
+            shift, last = one.shift, one.shift.change.after[-1]
+            later = steps[np.searchsorted(steps["step"], last["step"], "right") :][:BLOCK]
+            known_ns = max(int(later["end_unix_ns"].max(initial=0)), one.found.known_ns)
+            if len(later) < BLOCK or known_ns > lead.at.cursor_ns:
+                continue
+            if np.median(later["iteration_s"]) < (shift.before_s + shift.after_s) / 2:
+                yield self._end(one, known_ns, int(last["step"]))
+            else:  # followed from now on as other changes are
+                after = steps[slice(*np.searchsorted(steps["step"], (shift.step, later["step"][-1])))]
+                change = StepChange(shift.change.group, shift.change.before, after, known_ns)
+                self._open.remove(one)
+                self.follow(self.measure(replace(shift, change=change), one.found._replace(known_ns=known_ns)))
+
+    def _tell_levels(self, one: _Followed, steps: Rows) -> Iterator[ToldShift]:
+        """Yield a change again where its levels, after each quarter of more steps, or its line are not those shown."""
+        shift, later = one.shift, steps[np.searchsorted(steps["step"], one.shift.step) :]
+        while not shift.change.found_in and len(later) >= (due := one.steps + max(BLOCK, one.steps // _MORE_SHOWN)):
+            known_ns = int(later["end_unix_ns"][due - 1])
+            is_later = known_ns > one.found.known_ns
+            line = _find_later_line(shift, known_ns) if one.found.line is None and is_later else None
+            if line is not None:
+                one.found = FoundLine(line, known_ns)
+            told = self.measure(explain_by_training(shift, known_ns), one.found._replace(known_ns=known_ns))
+            present = told.whole.before_s, told.whole.after_s
+            is_other = max(abs(now / then - 1) for now, then in zip(present, one.levels, strict=True)) > _SHOWN_SHARE
+            if line is not None or (is_other and is_later):
+                yield told
+            one.steps, one.levels = due, present if is_other else one.levels
+
+    def _end(self, one: _Followed, known_ns: int, until_step: int) -> ToldShift:
+        """Return a change with its end, and follow it no further. The end is told after the change."""
+        self._open.remove(one)
+        known_ns = max(known_ns, one.found.known_ns + 1)
+        shift = replace(one.shift, cause=None) if _outlasts(one.shift, until_step, known_ns) else one.shift
+        return self.measure(shift, one.found._replace(known_ns=known_ns), until_step)
+
+    def _join(self, earlier: _Followed, shift: PaceShift, found: FoundLine) -> list[ToldShift]:
+        """Return an earlier change and its near part as one; more of the same load shows in the earlier one's levels."""
+        is_part = abs(shift.step - earlier.shift.step) <= NEAR_STEPS
+        joined = join_shifts(earlier.shift, shift, found.known_ns) if is_part else None
+        if joined is None or joined.added_s * shift.added_s <= 0:
+            return []
+        line = found.line if found.line is not None else earlier.found.line
+        told = self.measure(explain_by_training(joined, found.known_ns), FoundLine(line, found.known_ns))
+        self._open.remove(earlier)
+        self.follow(told)
+        return [told]
+
+
+def is_line_named(shift: PaceShift, line: StackLine | None) -> bool:
+    """Whether a line explains the change."""
+    if line is None or (shift.is_uncertain and line.known_call is None and not line.is_new):
+        return False
+    return line_findings.is_cause(line, shift.find_delay())
+
+
+def _find_later_line(shift: PaceShift, known_ns: int) -> StackLine | None:
+    """Return the line that takes the time, from samples that came after the change had been told without one."""
+    delay = shift.find_delay()
+    if not shift.is_worse or not delay.where:
+        return None
+    line = find_line(delay._replace(end_ns=known_ns, known_ns=known_ns))
+    return line if is_line_named(shift, line) else None
+
+
+def _find_passed(one: _Followed, steps: Rows) -> tuple[int, int] | None:
+    """Return the last step of a change, and when that was known: after _PASSED_BLOCKS in a row nearer to the old level."""
+    shift, later = one.shift, steps[np.searchsorted(steps["step"], one.shift.step) :]
+    count, begin = len(later) // BLOCK, max(0, one.blocks - _PASSED_BLOCKS)
+    seconds = later["iteration_s"][begin * BLOCK : count * BLOCK].reshape(-1, BLOCK)
+    is_back = np.median(seconds, axis=1) < (shift.before_s + shift.after_s) / 2  # false for NaN
+    first, one.blocks = find_first_run(is_back, _PASSED_BLOCKS), count
+    if first is None:
+        return None
+    first = (begin + first) * BLOCK
+    return int(later["step"][max(first - 1, 0)]), int(later["end_unix_ns"][first + _PASSED_BLOCKS * BLOCK - 1])
+
+
+def _outlasts(shift: PaceShift, until_step: int, known_ns: int) -> bool:
+    """Whether a change of the training, which seemed the cause, was not taken back when iterations became shorter again."""
+    change, process = replace(shift.change, known_ns=known_ns), shift.change.process
+    if shift.cause is None or shift.cause.is_code or check_training(change) != shift.cause:
+        return False
+    steps = process.steps_until(known_ns)
+    end_ns = int(steps["end_unix_ns"][np.searchsorted(steps["step"], until_step)])
+    off_ns = round(BLOCK * 1e9 * shift.after_s)  # the end is known by blocks
+    return not process.find_changes(end_ns - off_ns, end_ns + off_ns, known_ns)
+
+
+def _is_back(earlier: PaceShift, later: PaceShift) -> bool:
+    """Whether a change leads back to the level before an earlier one."""
+    is_alike = abs(later.after_s - earlier.before_s) < _BACK_SHARE * max(abs(earlier.added_s), earlier.before_s)
+    return is_alike and later.step > earlier.step and later.added_s * earlier.added_s < 0
