@@ -126,7 +126,7 @@ class PrintedEnds:
 
         ``with_unmarked``: tracebacks without a rank are its own.
         """
-        printed = [one for one in self.tracebacks if one.time_ns >= since_ns]
+        printed = [one for one in self.tracebacks if one.time_ns >= since_ns and not one.thread]
         own = [one for one in printed if one.pid == process.pid or one.rank == process.rank]
         own += [one for one in printed if one.rank is None and local_rank is not None and one.local_rank == local_rank]
         if not own and with_unmarked:
@@ -334,7 +334,7 @@ def _is_failure(end: JobEnded) -> bool:
 
 def find_last_exception(at: At) -> Traceback | None:
     """Return the last exception that a job printed before any of its ranks was known; None without any."""
-    tracebacks = read_printed_ends(at).tracebacks
+    tracebacks = [one for one in read_printed_ends(at).tracebacks if not one.thread]
     return tracebacks[-1] if tracebacks else None
 
 
