@@ -124,8 +124,11 @@ def test_a_thread_that_began_with_the_change_is_its_cause(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "thread",
-    [None, {"begin": 1.0}, {"begin": 6.0}, {"cores": 0.1}, {"lock_wait_s": 0.00005}, {"thread": "a{b"}],
-    ids=["none", "before", "after", "too little", "without the lock", "odd name"],
+    [
+        *(None, {"begin": 1.0}, {"begin": 6.0}, {"cores": 0.1}, {"lock_wait_s": 0.00005}, {"thread": "a{b"}),
+        {"stacks": [{"count": 5, "call": "time.sleep", "frames": [1, 0]}, {"count": 5, "call": "int", "frames": [2, 0]}]},
+    ],
+    ids=["none", "before", "after", "too little", "without the lock", "odd name", "waits"],
 )
 def test_other_threads_are_no_cause(tmp_path: Path, thread: dict[str, Any] | None) -> None:
     write_job(tmp_path, [0.1] * 40 + [0.2] * 60, thread)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
 from zerotop.analysis.findings import Finding, detect_findings
 from zerotop.recording.output.tail import PrintedLine
+from zerotop_probe.outside import procfs
 from zerotop_probe.recording import events, tables
 
 # As torchrun of PyTorch 2.13 prints it.
@@ -289,6 +293,63 @@ def test_both_are_named_if_nothing_tells_which_ended_first(
 def test_a_launcher_or_a_lost_peer_orders_ends_in_one_look(tmp_path: Path, output: str, headline: str) -> None:
     (dead,) = _find_dead(_lose_two_in_one_look(tmp_path, output, 29.1), 40)
     assert (dead.headline, dead.ranks) == (headline, (1,))
+
+
+STOP = TORCHRUN.replace("-9", "-15").replace("SIGKILL", "SIGTERM").replace("4437", "101").replace("4436", "100")
+STOP = "\n".join(line for line in STOP.splitlines() if "closing signal" not in line) + "\n"
+SENT = "W api.py:1028] Sending process 100 closing signal SIGTERM\n"
+
+
+def test_a_signal_to_one_rank_is_none_of_its_launcher(tmp_path: Path) -> None:
+    (dead,) = _find_dead(_lose_two_in_one_look(tmp_path, SENT + STOP, 29.1), 40)
+    assert dead.headline == "Rank 1 was killed by signal 15 (SIGTERM) after 2 steps"
+    assert "Launchers and schedulers stop all ranks at once: this signal was sent to rank 1 only." in dead.details
+    assert dead.fix.endswith("-F a1=15")
+
+
+def test_a_signal_to_all_ranks_that_their_launcher_did_not_send(tmp_path: Path) -> None:
+    (dead,) = _find_dead(_lose_two_in_one_look(tmp_path, STOP, 29.1), 40)
+    assert dead.headline == "Ranks 0 and 1 were killed by signal 15 (SIGTERM) at once after 2 steps"
+    assert (dead.ranks, dead.fix) == ((0, 1), "")
+    assert "because of that" not in dead.details
+    assert "to rank 1 only" not in dead.details
+
+
+def test_a_process_of_torch_multiprocessing_that_a_signal_ended(tmp_path: Path) -> None:
+    output = "W spawn.py:165] Terminating process 100 via signal SIGTERM\n" + (
+        "Traceback (most recent call last):\n"
+        '  File "/lib/python3/site-packages/torch/multiprocessing/spawn.py", line 192, in join\n'
+        "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGTERM\n"
+    )
+    (dead,) = _find_dead(_lose_two_in_one_look(tmp_path, output, 29.1), 40)
+    assert dead.headline == "Rank 1 was killed by signal 15 (SIGTERM) after 2 steps"
+    assert "as torch.multiprocessing printed" in dead.details
+
+
+def test_a_rank_that_ends_itself_after_a_signal_was_not_killed(tmp_path: Path) -> None:
+    code = "E api.py:1002] failed (exitcode: 143) local_rank: 0 (pid: 100) of binary: python\n"
+    (dead,) = _find_dead(_lose_two_ranks(tmp_path, code), 40)
+    assert dead.headline == "Rank 0 ended with exit code 143 after 2 steps"
+    assert "after SIGTERM" in dead.details
+
+
+def test_a_signal_that_only_the_sampler_saw(tmp_path: Path) -> None:
+    recording = record_two_steps(tmp_path)
+    recording.write_event(make_identity(0), 1.5, events.Hello, rank=0, local_rank=0)
+    recording.write_event(recording.node, 31, events.RankGone, rank=0, pid=make_identity(0).pid, exit_code=-9)
+    recording.write_event(recording.node, 33, events.JobEnded, exit_code=0, signal=None, text="The job ended.")
+    (dead,) = _find_dead(recording, 40)
+    assert dead.headline == "Rank 0 was killed by signal 9 (SIGKILL) after 2 steps"
+
+
+@pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), 9)", -9), ("os._exit(3)", 3), ("os._exit(0)", None)])
+def test_the_exit_code_of_a_process_whose_parent_has_not_waited(end: str, code: int | None) -> None:
+    with subprocess.Popen([sys.executable, "-c", f"import os; {end}"]) as child:
+        stat = procfs.read_stat(child.pid)
+        assert stat is not None
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert procfs.read_exit_code(child.pid, stat.start) == code
+        assert procfs.read_exit_code(child.pid, stat.start + 1) is None
 
 
 def test_the_signal_is_that_of_the_rank_without_an_exception(tmp_path: Path) -> None:

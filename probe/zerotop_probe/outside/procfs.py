@@ -83,6 +83,18 @@ def read_stat(pid: int) -> ProcessStat | None:
     return parse_stat(read_file(f"/proc/{pid}/stat", 4096))
 
 
+def read_exit_code(pid: int, start: int) -> int | None:
+    """Return the exit code of an ended process whose parent has not waited for it yet, negative for a signal; else None.
+
+    Nor is a code of 0 known: that is also shown of processes of other users. Linux 3.5 and later, see proc_pid_stat(5).
+    """
+    text = read_file(f"/proc/{pid}/stat", 4096)
+    stat, fields = parse_stat(text), text.rpartition(b")")[2].split()
+    if stat is None or not stat.is_dead or stat.start != start or len(fields) < 50:
+        return None
+    return os.waitstatus_to_exitcode(int(fields[49])) or None
+
+
 def read_command_line(pid: int) -> list[str]:
     """Return a process's arguments; empty if it is gone, a zombie or a kernel thread."""
     text = read_file(f"/proc/{pid}/cmdline")

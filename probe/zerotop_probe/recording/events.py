@@ -885,6 +885,8 @@ class Affinity(Event):
 class RankGone(RankEvent):
     """A rank process is gone."""
 
+    exit_code: int | None  # negative for a signal; unset where it was 0, and where its parent had waited for it already
+
 
 class RankStopped(RankEvent):
     """A signal stopped a rank process or launcher (SIGSTOP, or Ctrl-Z), as far as the sampler saw it at its ticks."""

@@ -97,6 +97,17 @@ LAUNCHERS = (
         ends=(r"srun: error: \S+: task (?P<rank>\d+): (?:Exited with exit code (?P<code>\d+)|(?P<signal>.+))",),
         stops=(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT",),
     ),
+    Launcher(
+        "spawn",
+        "torch.multiprocessing",
+        rank=(),
+        local_rank=(),
+        world_size=(),
+        job=(),
+        # The number of a process is its rank only by custom.
+        ends=(r"ProcessExitedException: process \d+ terminated with (?:exit code (?P<code>\d+)|signal (?P<signal>SIG\w+))",),
+        kills=(r"Terminating process (?P<pid>\d+) via signal SIG\w+",),
+    ),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -12,7 +13,12 @@ from typing import Any
 from zerotop.analysis.failures import end_causes
 from zerotop.analysis.failures.attempts import Attempt
 from zerotop.analysis.failures.end import ERROR, SIGNAL, ByteFigure, End
-from zerotop.analysis.failures.last_moments import describe_failed_place, read_last_place, read_last_seconds
+from zerotop.analysis.failures.last_moments import (
+    describe_failed_place,
+    has_worked_after,
+    read_last_place,
+    read_last_seconds,
+)
 from zerotop.analysis.failures.out_of_memory import explain_kill
 from zerotop.analysis.failures.rank_ends import (
     RankEnd,
@@ -29,7 +35,7 @@ from zerotop.analysis.script_terms import read_terms
 from zerotop.recording.keys import RankProcess, identify_process
 from zerotop.recording.moments.at import At, RankAt
 from zerotop.recording.moments.host_memory import HostMemory
-from zerotop.recording.moments.process_exits import ProcessExit, count_oom_kills, find_first_exit
+from zerotop.recording.moments.process_exits import ProcessExit, count_oom_kills, find_first_exit, find_signal_name
 from zerotop.recording.output.tail import read_last_lines
 from zerotop.recording.steps.step_memory import measure_held_bytes
 from zerotop_probe.recording.events import Goodbye, JobEnded, RankGone
@@ -46,6 +52,8 @@ COUNTED_NS = 200_000_000
 """A rank that was not sampled for this long had ended: later counts of kills have its own."""
 # Host memory that a killed rank took after its last step is worth a sentence from this size on.
 _GROWN_BYTES = 256 << 20
+# Launchers and schedulers stop ranks with these.
+_STOPS = (signal.SIGTERM, signal.SIGKILL)
 _FILE = "[ Its last output is in {file}.]"
 _GLOO_SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<received>\d+) vs (?P<expected>\d+)")
 
@@ -69,8 +77,9 @@ class _Case:
 
     def __init__(self, at: At, ends: Sequence[RankEnd], processes: Sequence[RankProcess], job: ProcessExit | None) -> None:
         self.at, self.job, self.first, self.processes = at, job, ends[0], processes
+        self.ends = ends
         self.others = sorted(end.process.rank for end in ends[1:] if end.is_consequence)
-        self.who = (self.first.process, *self.first.alongside)
+        self.who = (self.first.process, *self.first.alongside, *self.first.with_signal)
         self.rank = RankAt(at, self.first.process)
         gone = [event.unix_ns for event in at.events_of(RankGone) if event.process_key == self.first.process[:2]]
         goodbyes = [event.unix_ns for event in self.rank.events_of(Goodbye)]
@@ -133,7 +142,7 @@ class _Case:
             asserted = end_causes.find_assertion(self.read_last_texts()) if is_assert else None
             if (found := asserted or end_causes.find_unequal_samples(traceback)) is not None:
                 return found
-        cause = end_causes.choose_cause(self.first, self.kills, self.scheduler)
+        cause = end_causes.choose_cause(self.first, self.kills, self.scheduler, is_alone=self.is_alone)
         if cause.is_of_memory:
             process, kills = self.first.process, self.kills or 0
             killed = ProcessExit(process.host, self.ended_ns, process.rank, process.pid, self.signal_name, None, kills)
@@ -151,6 +160,13 @@ class _Case:
         """Yield the last lines of the job's output before the end, of all nodes."""
         since_ns = self.ended_ns - LAST_MEMORY_NS
         return (line.text for line in chain.from_iterable(read_last_lines(self.at)) if line.time_ns >= since_ns)
+
+    @cached_property
+    def is_alone(self) -> bool:
+        """Whether the other ranks worked on, or failed later, because the first one had ended."""
+        later = {end.process for end in self.ends[1:] if end.launcher or (end.traceback and end.traceback.is_lost_peer)}
+        others = [process for process in self.processes if process != self.first.process]
+        return bool(others) and all(one in later or has_worked_after(self.at, one, self.ended_ns) for one in others)
 
     @cached_property
     def kills(self) -> int | None:
@@ -173,12 +189,16 @@ class _Case:
         """Return a sentence about ranks that did not end by themselves, and the cause, which that may change."""
         first, name = self.first, self.signal_name
         who = f"Rank {self.rank.rank} (PID {self.rank.pid})"
-        if first.alongside:
+        if first.with_signal:
+            who = format_ranks(sorted(one.rank for one in self.who)).capitalize()
+        elif first.alongside:
             who = f"{first.who[0].upper()}{first.who[1:]}" if name else format_ranks(first.ranks).capitalize()
-        what = f"was killed by {name}" if name else "died unexpectedly"
+        be = "were" if first.with_signal else "was"
+        what = f"{be} killed by {name}" if name else "died unexpectedly"
         if not name and read_printed_ends(self.at).stopped_ns is not None:
             what, name = "ended when a signal told its launcher to stop", "SIGTERM"
-        cause = cause._replace(advice=end_causes.STOPPED.advice) if name == "SIGTERM" else cause
+        is_stop = name == "SIGTERM" and not self.is_alone
+        cause = cause._replace(advice=end_causes.STOPPED.advice) if is_stop else cause
         return f"{who} {what}{place}.", cause
 
     def measure_evidence(self) -> dict[str, int | None]:
@@ -207,6 +227,9 @@ class _Case:
             "others": self.others or None,
             "launcher": first.report.launcher or None if first.report is not None else None,
             "code": first.exit_code,
+            "meant": find_signal_name(first.exit_code or 0),
+            "signalled": sorted(one.rank for one in self.who),
+            "alone": f"rank {self.rank.rank}" if self.is_alone and first.signal_number in _STOPS else None,
             "number": first.signal_number,
             "signal": first.signal_name,
             "scheduler": self.scheduler,

@@ -101,9 +101,14 @@ _VANISHED = EndCause(
 _SIGNALLED = _VANISHED._replace(
     confidence=0.95,
     headline="{ended} was killed by signal {number} ({signal})[ after {steps:count step}]{early}",
-    details="Process {pid}[, as {launcher} printed].[ {together}][ {others:Ranks} failed because of that.]",
+    details=(
+        "Process {pid}[, as {launcher} printed].[ {together}][ {others:Ranks} failed because of that.]"
+        "[ Launchers and schedulers stop all ranks at once: this signal was sent to {alone} only.]"
+    ),
 )
-STOPPED = _SIGNALLED._replace(advice="Usually a scheduler's time limit or a manual kill. {saving_limits} how much is lost.")
+STOPPED = _SIGNALLED._replace(
+    advice="Usually a scheduler's time limit or a manual kill. {saving_limits} how much is lost.", fix=""
+)
 _OUT_OF_MEMORY = "The kernel killed a process of its control group for lack of memory just then."
 _KILLED = _SIGNALLED._replace(
     details=f"{_OUT_OF_MEMORY} {_SIGNALLED.details}",
@@ -124,6 +129,18 @@ _SENT = _SIGNALLED._replace(
     advice="Find out what ends processes on the node: a memory watchdog, a limit of the scheduler, or a script. The kernel's"
     " audit log names the sender of the next one.",
     fix="auditctl -a always,exit -F arch=b64 -S kill -F a1={number}",
+)
+_TO_SEVERAL = STOPPED._replace(
+    headline="{signalled:Ranks} were killed by signal {number} ({signal}) at once[ after {steps:count step}]{early}",
+    details=(
+        "[{launcher} did not print that it ended any of them: the signal came from elsewhere.]"
+        "[ {others:Ranks} failed because of that.]"
+    ),
+    advice="Usually a scheduler, which signals all ranks, or a manual kill. {saving_limits} how much is lost.",
+)
+_TO_ONE = _SIGNALLED._replace(
+    advice="Usually a manual kill, or a script on the node. The kernel's audit log names the sender of the next one.",
+    fix=_SENT.fix,
 )
 CRASHED = _SIGNALLED._replace(
     advice="Compiled code crashed: let Python print which line called it. Saving more often limits how much work is lost.",
@@ -206,11 +223,18 @@ def find_unequal_samples(traceback: Traceback) -> tuple[EndCause, dict[str, Any]
     return _UNEQUAL, {"worker": "a DataLoader worker" if is_worker else None}
 
 
+_UNEXPLAINED = _VANISHED._replace(
+    details=(
+        f"{_VANISHED.details} The kernel killed no process of its control group for lack of memory. A signal, a crash in"
+        " compiled code and os._exit() end a process without a word."
+    ),
+)
 _EXITED = _VANISHED._replace(
     is_error=True,
     headline="{ended} ended with exit code {code}[ after {steps:count step}]{early}",
     details=(
         "Process {pid}[, as {launcher} printed], without a traceback.[ {together}][ {others:Ranks} failed because of that.]"
+        "[ By custom, programs that end themselves after {meant} exit with this code.]"
     ),
     advice="Its last output may say why it ended.",
     fix="",
@@ -220,22 +244,27 @@ _BY_SIGNAL: dict[int, EndCause] = dict.fromkeys(_CRASHES, CRASHED)
 _BY_SIGNAL |= {signal.SIGBUS: _BUS_ERROR, signal.SIGTERM: STOPPED}
 
 
-def choose_cause(end: RankEnd, kills: int | None, scheduler: str | None) -> EndCause:
+def choose_cause(end: RankEnd, kills: int | None, scheduler: str | None, *, is_alone: bool = False) -> EndCause:
     """Return the cause by how the rank ended.
 
-    ``kills``: processes that the kernel killed for lack of memory then, None if unknown; ``scheduler``: that reported one.
+    ``kills``: processes that the kernel killed for lack of memory then, None if unknown; ``scheduler``: that reported one;
+    ``is_alone``: the other ranks did not get its signal.
     """
     number = end.signal_number
     if number is None:
         if end.traceback is not None:
             return _RAISED
-        return _EXITED if end.exit_code else _VANISHED_KILLED if kills else _VANISHED
+        return _EXITED if end.exit_code else _VANISHED_KILLED if kills else _VANISHED if kills is None else _UNEXPLAINED
     if number == signal.SIGKILL and scheduler is not None:
         return _KILLED_BY_SCHEDULER
+    if end.with_signal and not kills:
+        return _TO_SEVERAL
     if number == signal.SIGKILL and kills == 0:
         return _SENT
     if kills:
         return _KILLED
+    if number == signal.SIGTERM and is_alone:
+        return _TO_ONE
     return _BY_SIGNAL.get(number, _SIGNALLED)
 
 

@@ -23,17 +23,24 @@ class LauncherReport(NamedTuple):
     pid: int | None = None
 
     @property
+    def names_killed(self) -> bool:
+        """Whether its launcher prints which ranks it ends itself."""
+        return self.launcher in _NAME_KILLED
+
+    @property
     def is_unnamed(self) -> bool:
         """Whether the report does not name its rank."""
         return self.rank is None and self.local_rank is None and self.pid is None
 
 
 _ENDS = tuple((launcher.title, re.compile(pattern)) for launcher in LAUNCHERS for pattern in launcher.ends)
+_NAME_KILLED = {launcher.title for launcher in LAUNCHERS if launcher.kills}
 _STOPPED = re.compile("|".join(pattern for launcher in LAUNCHERS for pattern in launcher.stops))
 _TABLE_FIRST = re.compile(r"Root Cause \(first observed failure\):")
 _TABLE_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)")
 _TABLE_EXIT = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 _SIGNALS_BY_WORDS = {signal.strsignal(number): int(number) for number in signal.valid_signals()}
+_SIGNALS_BY_WORDS |= {one.name: int(one) for one in signal.Signals}
 _SIGNALS_BY_WORDS["Out Of Memory"] = int(signal.SIGKILL)  # killed for that
 
 

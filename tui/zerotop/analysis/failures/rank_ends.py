@@ -6,7 +6,7 @@ Ranks that fail after the first one fail because of it: they lose their connecti
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -14,6 +14,7 @@ from math import inf
 from pathlib import PurePath
 
 from zerotop.analysis.failures.launcher_reports import LauncherReport, find_stop, parse_reports
+from zerotop.analysis.failures.senders import find_senders
 from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
 from zerotop.analysis.formatting import format_ranks
 from zerotop.recording.keys import RankProcess, identify_process
@@ -44,6 +45,10 @@ class RankEnd:
     process: RankProcess
     report: LauncherReport | None
     traceback: Traceback | None
+    seen_code: int | None = None  # the exit code that the sampler saw, negative for a signal
+    has_left: bool = False  # it said goodbye: no signal ended it
+    launcher: str = ""  # printed that it ends this rank, and not all of them
+    with_signal: tuple[RankProcess, ...] = ()  # others that the same signal ended at the same time, as their launcher saw
     alongside: tuple[RankProcess, ...] = ()  # others that may have ended before it: nothing tells their order
 
     @property
@@ -70,8 +75,14 @@ class RankEnd:
     @property
     def signal_number(self) -> int | None:
         """The signal that ended it; None where that is not known, or none did."""
-        code = self.report.exit_code if self.report is not None else 0
-        return -code if code < 0 else _SIGNAL_NUMBERS.get(find_signal_name(code) or "")
+        code = self._code or 0
+        if code < 0:
+            return -code
+        return None if self.has_left else _SIGNAL_NUMBERS.get(find_signal_name(code) or "")
+
+    @property
+    def _code(self) -> int | None:
+        return self.report.exit_code if self.report is not None else self.seen_code
 
     @property
     def signal_name(self) -> str | None:
@@ -81,15 +92,17 @@ class RankEnd:
     @property
     def exit_code(self) -> int | None:
         """Its exit code; None where that is not known, and after a signal."""
-        return self.report.exit_code if self.report is not None and self.signal_number is None else None
+        return self._code if self.signal_number is None else None
 
     @property
     def is_consequence(self) -> bool:
         """Whether it ended because another rank had: it lost its connection, or the launcher ended it."""
         if self.traceback is not None and self.traceback.is_lost_peer:
             return True
-        was_ended = self.signal_number in _LAUNCHER_SIGNALS and self.report is not None and not self.report.is_first
-        return was_ended and self.traceback is None
+        if self.traceback is not None or self.signal_number not in (None, *_LAUNCHER_SIGNALS):
+            return False
+        is_later = self.report is not None and not self.report.is_first and self.signal_number is not None
+        return bool(self.launcher) or is_later
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +112,7 @@ class PrintedEnds:
     reports: tuple[LauncherReport, ...]
     tracebacks: tuple[Traceback, ...]
     stopped_ns: int | None  # when a launcher printed that it received a signal to end
+    launchers: Mapping[int, str]  # that printed that they end a process, by its pid
 
     def find_report(self, process: RankProcess, local_rank: int | None, since_ns: int) -> LauncherReport | None:
         """Return the launcher's report about a process that began at ``since_ns``."""
@@ -112,7 +126,7 @@ class PrintedEnds:
 
         ``with_unmarked``: tracebacks without a rank are its own.
         """
-        printed = [one for one in self.tracebacks if one.time_ns >= since_ns]
+        printed = [one for one in self.tracebacks if one.time_ns >= since_ns and not one.thread]
         own = [one for one in printed if one.pid == process.pid or one.rank == process.rank]
         own += [one for one in printed if one.rank is None and local_rank is not None and one.local_rank == local_rank]
         if not own and with_unmarked:
@@ -134,7 +148,9 @@ def read_printed_ends(at: At) -> PrintedEnds:
     reports = sorted(chain.from_iterable(map(parse_reports, streams)), key=lambda report: report.time_ns)
     tracebacks = sorted(chain.from_iterable(map(parse_tracebacks, streams)), key=lambda traceback: traceback.time_ns)
     stops = [time_ns for time_ns in map(find_stop, streams) if time_ns is not None]
-    return PrintedEnds(tuple(reports), tuple(tracebacks), min(stops, default=None))
+    senders = chain.from_iterable(map(find_senders, streams))
+    launchers = {one.pid: one.name for one in senders if one.pid is not None}
+    return PrintedEnds(tuple(reports), tuple(tracebacks), min(stops, default=None), launchers)
 
 
 def find_ends(at: At, sources: Sequence[Source]) -> list[RankEnd]:
@@ -150,18 +166,21 @@ def find_ends(at: At, sources: Sequence[Source]) -> list[RankEnd]:
     ended = [_read_end(at, source, exits.find_exit(source), printed) for source in sources]
     _merge_looks(ended)
     _assign_unnamed(ended, printed)
+    # DeepSpeed's launcher names all of its ranks, and also the one that failed.
+    launchers = {} if all(one.process.pid in printed.launchers for one in ended) else printed.launchers
     failed: list[tuple[bool, bool, int, int, RankEnd]] = []
     unordered: dict[RankProcess, _Ended] = {}
     for one in ended:
         report = one.report
         if one.exit_ns is None and report is None:
             continue
-        if report is None and job is not None:
+        if report is None and one.seen_code is None and job is not None:
             report = read_job_end(job)
         ended_ns = one.exit_ns if one.exit_ns is not None else at.cursor_ns
         has_code = report is not None and report.is_first and report.exit_code > 0
         traceback = one.find_traceback(printed, ended_ns, with_unmarked=has_code)
-        end = RankEnd(one.process, report, traceback)
+        launcher = launchers.get(one.process.pid, "")
+        end = RankEnd(one.process, report, traceback, one.seen_code, not one.has_vanished, launcher)
         if one.has_vanished or traceback is not None or (report is not None and report.exit_code):
             is_later = report is None or not report.is_first
             time_ns = traceback.time_ns if traceback is not None else ended_ns
@@ -174,9 +193,29 @@ def find_ends(at: At, sources: Sequence[Source]) -> list[RankEnd]:
         # Ray ends all workers once one has raised, and may print that one's exception after their ends.
         failed = [item for item in failed if item[-1] in raised]
     ends = [end for *_, end in sorted(failed, key=lambda item: item[:4])]
+    if ends and (together := _find_with_signal(ends[0], ends[1:], ended)):
+        left = [end for end in ends[1:] if end.process not in together]
+        return [replace(ends[0], with_signal=together), *left]
     if ends and ends[0].process in unordered:
         ends[0] = replace(ends[0], alongside=_find_alongside(unordered.pop(ends[0].process), unordered.values()))
     return ends
+
+
+def _find_with_signal(first: RankEnd, others: Iterable[RankEnd], ended: Sequence[_Ended]) -> tuple[RankProcess, ...]:
+    """Return the others that a signal ended in the same look as the first, but not their launcher, which would say so."""
+    looks = {one.process: one.exit_ns for one in ended}
+    together = [
+        other.process
+        for other in others
+        if first.report is not None
+        and other.report is not None
+        and first.report.names_killed
+        and other.signal_number == first.signal_number
+        and first.signal_number in _LAUNCHER_SIGNALS
+        and not (other.launcher or other.traceback or first.traceback)
+        and looks[other.process] == looks[first.process] is not None
+    ]
+    return tuple(sorted(together, key=lambda process: process.rank))
 
 
 def _find_alongside(first: _Ended, others: Iterable[_Ended]) -> tuple[RankProcess, ...]:
@@ -203,6 +242,7 @@ class _Ended:
     last_record_ns: int  # the rank that died first has got least far
     has_vanished: bool
     report: LauncherReport | None
+    seen_code: int | None
 
     def find_traceback(self, printed: PrintedEnds, ended_ns: int, *, with_unmarked: bool) -> Traceback | None:
         """Return the exception that ended it, see PrintedEnds."""
@@ -216,7 +256,9 @@ def _read_end(at: At, source: Source, exit_ns: int | None, printed: PrintedEnds)
     has_vanished = _has_vanished(at, process, source.created_ns)
     report = printed.find_report(process, local_rank, source.created_ns)
     last_record_ns = _find_last_record(at, source)
-    return _Ended(process, local_rank, source.created_ns, exit_ns, last_record_ns, has_vanished, report)
+    gone = [one for one in at.events_of(RankGone) if one.process_key == process[:2] and one.unix_ns >= source.created_ns]
+    seen_code = next((one.exit_code for one in gone), None)
+    return _Ended(process, local_rank, source.created_ns, exit_ns, last_record_ns, has_vanished, report, seen_code)
 
 
 def _find_last_record(at: At, source: Source) -> int:
@@ -253,7 +295,8 @@ def _measure_misfit(one: _Ended, report: LauncherReport, printed: PrintedEnds) -
     traceback = one.find_traceback(printed, report.time_ns, with_unmarked=False)
     has_raised = traceback is not None and not traceback.is_lost_peer
     is_alike = traceback is None if report.exit_code < 0 else has_raised
-    return one.exit_ns is None, not is_alike, not one.has_vanished, one.exit_ns or inf, one.last_record_ns
+    is_other = one.seen_code not in (None, report.exit_code) or one.process.pid in printed.launchers
+    return one.exit_ns is None or is_other, not is_alike, not one.has_vanished, one.exit_ns or inf, one.last_record_ns
 
 
 def _read_local_rank(at: At, process: RankProcess) -> int | None:
@@ -291,7 +334,7 @@ def _is_failure(end: JobEnded) -> bool:
 
 def find_last_exception(at: At) -> Traceback | None:
     """Return the last exception that a job printed before any of its ranks was known; None without any."""
-    tracebacks = read_printed_ends(at).tracebacks
+    tracebacks = [one for one in read_printed_ends(at).tracebacks if not one.thread]
     return tracebacks[-1] if tracebacks else None
 
 

@@ -19,6 +19,8 @@ _RAY_WORKER = re.compile(r"\(\S.* pid=(\d+)(?:, ip=[^)]*)?\)")
 _RAY_CALL = re.compile(r"ray\.exceptions\.RayTaskError\S*: ray::.*?\(pid=(\d+)")
 # Python goes on after such an exception, which nobody could catch.
 _IGNORED = "Exception ignored in"
+# Nor does one that ends a thread end its process.
+THREAD_MARK = "Exception in thread "
 _FRAME = re.compile(r'\s+File "(.+)", line (\d+), in (.+)$')
 _ERROR = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::\s(.*)|:?)$")
 # Lines of other processes that may come between those of an unmarked traceback.
@@ -63,6 +65,7 @@ class Traceback:
     rank: int | None  # None where its lines do not say
     local_rank: int | None
     pid: int | None = None  # likewise
+    thread: str = ""  # the one that it ended, as threading names it, beside the first; "" for that
 
     @property
     def is_marked(self) -> bool:
@@ -111,6 +114,7 @@ class _Reading:
 
     first: int  # number of its first line
     pid: int | None  # of its process, where its lines name it
+    thread: str
     frames: list[TracebackFrame] = field(default_factory=list)
 
 
@@ -129,7 +133,8 @@ def parse_tracebacks(lines: Sequence[PrintedLine]) -> Iterator[Traceback]:
             # What stands before it without a newline, as a bar of progress, is no prefix.
             is_bare = "" not in readings and any(_FRAME.match(line.text) for line in lines[number + 1 : number + 2])
             head = "" if is_bare else text[:at].removesuffix("Original ")
-            readings[head] = _Reading(number, _read_pid(_RAY_WORKER.search(head)))
+            _, mark, thread = lines[number - 1].text.partition(THREAD_MARK) if number else ("", "", "")
+            readings[head] = _Reading(number, _read_pid(_RAY_WORKER.search(head)), thread.removesuffix(":") if mark else "")
             continue
         prefix = max((one for one in readings if text.startswith(one)), key=len, default=None)
         if prefix is None:
@@ -151,6 +156,7 @@ def parse_tracebacks(lines: Sequence[PrintedLine]) -> Iterator[Traceback]:
                     int(rank[1] or rank[2]) if rank is not None else None,
                     int(local[1]) if local is not None else None,
                     reading.pid,
+                    reading.thread,
                 )
         elif number - reading.first > _MOST_LINES:
             del readings[prefix]

@@ -99,13 +99,14 @@ def _describe_absence(absence: Absence) -> str:
 def describe_threads(standstill: Standstill) -> str:
     """Return where the other threads stand of the rank that waits for one of them, if that is known; else ""."""
     return " ".join(
-        f"{_name_thread(thread)} {_describe_state(group, group.place, is_one=True)}."
+        f"{name_thread(thread.thread)} {_describe_state(group, group.place, is_one=True)}."
         for thread, group in _list_threads(standstill)
     )
 
 
-def _name_thread(thread: ThreadStack) -> str:
-    return thread.thread if thread.thread.startswith("Thread") else f"Thread {thread.thread}"
+def name_thread(name: str) -> str:
+    """Return ``Thread-1``, or ``Thread loader``."""
+    return name if name.startswith("Thread") else f"Thread {name}"
 
 
 def _list_threads(standstill: Standstill) -> list[tuple[ThreadStack, StackGroup]]:

@@ -10,7 +10,7 @@ from zerotop.recording.events.event_files import select_events
 from zerotop.recording.keys import RankProcess
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import event_values
-from zerotop_probe.recording.events import CollectiveCall, CollectiveReport, RankStacks, Stacks
+from zerotop_probe.recording.events import CollectiveCall, CollectiveReport, RankStacks, StackEvent, Stacks
 
 # The value of the event's field ``why``.
 SILENT = event_values.SILENT
@@ -174,12 +174,16 @@ def _list_launched(event: RankStacks) -> Iterator[Launched]:
             yield Launched(one.operation or "", one.pid, one.launched)
 
 
-def _list_threads(event: Stacks | RankStacks) -> list[ThreadStack]:
-    """Return the stacks of an event, that of the training thread first; none if that is missing."""
+def list_stacks(event: StackEvent) -> list[ThreadStack]:
+    """Return the stacks of an event, in its order."""
     frames = [StackFrame(one.file, one.line, one.function, bool(one.own)) for one in event.frames]
-    stacks = [
+    return [
         ThreadStack(one.thread or "", one.call or "", tuple(frames[at] for at in one.frames if 0 <= at < len(frames)))
         for one in event.stacks
     ]
-    threads = [stack for stack in stacks if stack.frames]
+
+
+def _list_threads(event: Stacks | RankStacks) -> list[ThreadStack]:
+    """Return the stacks of an event, that of the training thread first; none if that is missing."""
+    threads = [stack for stack in list_stacks(event) if stack.frames]
     return sorted(threads, key=lambda stack: bool(stack.thread)) if any(not one.thread for one in threads) else []

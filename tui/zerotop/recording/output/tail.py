@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ from zerotop.recording.reader import Source
 
 # Enough for the messages of schedulers and launchers and a few tracebacks.
 _READ_BYTES = 1 << 18
+# Of the output since the last look, as many records are read, and as many bytes of a line without an end are kept.
+_NEW_RECORDS, _LONGEST_BYTES = 1 << 14, 1 << 16
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
@@ -42,6 +45,37 @@ def read_last_lines(at: At) -> list[list[PrintedLine]]:
                 [one if one.text.startswith(mark) else one._replace(text=f"{mark} {one.text}") for one in cleaned]
             )
     return streams
+
+
+class LineFollower:
+    """Reads the finished lines of each stream of output once, while the cursor moves on."""
+
+    def __init__(self) -> None:
+        self._streams: dict[tuple[str, int], tuple[int, list[PrintedLine], bytes]] = {}
+
+    def read_after(self, at: At, mark: str, most: int) -> Iterator[list[PrintedLine]]:
+        """Yield what each stream has that is new, from its last ``mark`` on if that is at most so many lines before.
+
+        Streams without a new line, and without a mark in these, are left out.
+        """
+        for source in at.sources["output"]:
+            count = source.count_until(at.cursor_ns)
+            for code in np.unique(source.array["stream"][:count][-_NEW_RECORDS:]).tolist():
+                key = str(source.path), code
+                begin, before, rest = self._streams.get(key, (0, [], b""))
+                begin = max(begin, count - _NEW_RECORDS)
+                parts, times_ns = read_lines(source, code, begin, count) if begin < count else ([b""], [])
+                *finished, unfinished = [rest + parts[0], *parts[1:]]
+                lines = before
+                if before or any(mark.encode() in line for line in finished):
+                    lines = [*before, *map(_clean_line, finished, times_ns)]
+                    first = next((index for index, line in enumerate(lines) if mark in line.text), len(lines))
+                    lines = lines[first:]
+                    if finished and lines:
+                        yield lines
+                last = max((index for index, line in enumerate(lines) if mark in line.text), default=len(lines))
+                kept = lines[last:] if len(lines) - last <= most else []
+                self._streams[key] = count, kept, unfinished[-_LONGEST_BYTES:]
 
 
 def _clean_line(line: bytes, time_ns: int) -> PrintedLine:

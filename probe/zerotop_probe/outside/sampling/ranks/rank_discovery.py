@@ -206,7 +206,9 @@ class RankFinder:
         for rank in ended:
             self._files.record_end(rank.process)
             del self.rank_by_pid[rank.process.pid]
-            self._writer.write(look_ns, events.RankGone, rank=rank.rank, pid=rank.process.pid)
+            code = procfs.read_exit_code(rank.process.pid, rank.process.start)
+            known = {} if code is None else {"exit_code": code}
+            self._writer.write(look_ns, events.RankGone, rank=rank.rank, pid=rank.process.pid, **known)
 
     def _find_reported(self, now_s: float) -> None:
         """Add the processes that have their own events file."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.failures.rank_ends import read_printed_ends
+from zerotop.analysis.failures.tracebacks import Traceback
 from zerotop.analysis.findings.support import Finding, FindingKind, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Ints, Process, Samples
 from zerotop.analysis.findings.support.gpu_faults import change_by_fault
-from zerotop.analysis.findings.support.links import TO_GPU_FAULTS, Kinds, is_held_up, is_told_again
+from zerotop.analysis.findings.support.links import TO_GPU_FAULTS, Kinds, awaits_dead_thread, is_held_up, is_told_again
 from zerotop.analysis.findings.support.thresholds import BUSY_CORES
 from zerotop.analysis.hangs.reader import StandstillReader
 from zerotop.analysis.hangs.sentences import (
@@ -20,6 +22,7 @@ from zerotop.analysis.hangs.sentences import (
     describe_group,
     describe_odd,
     describe_threads,
+    name_thread,
     write_advice,
 )
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
@@ -42,7 +45,7 @@ _KIND = FindingKind(
     ),
     advice="Find the line at which {hung} is stuck.",
     fix="py-spy dump --pid {pid}",
-    explained_by=(*TO_GPU_FAULTS, Kinds(is_held_up, "nvml_silent", "dead_rank")),
+    explained_by=(*TO_GPU_FAULTS, Kinds(is_held_up, "nvml_silent", "dead_rank"), Kinds(awaits_dead_thread, "thread_died")),
     superseded_by=(Kinds(is_told_again, "hung_ranks"), Kinds(is_told_again, "hung_ranks", shares_ranks=False)),
 )
 _SEEN = _KIND.with_changes(
@@ -297,21 +300,45 @@ def _build_seen(
     is_only = len(standstill.groups) == 1
     told = [one for one in standstill.groups if (one is not odd and not is_only) or one.place not in said]
     ranks = list(odd.ranks) if odd is not None else None
+    dead = _find_dead_threads(recording, group, standstill, known_ns)
     kind = change_by_fault(recording, group, _AT_END if is_over else _SEEN, ranks or [], (silence.since_ns, known_ns))
     return kind.at(
         group,
         silence.since_ns,
         known_ns,
-        {"silent_s": (known_ns - silence.since_ns) / 1e9, "iteration_s": silence.usual_s},
+        {
+            "silent_s": (known_ns - silence.since_ns) / 1e9,
+            "iteration_s": silence.usual_s,
+            "dead_threads": len(dead) or None,
+        },
         ranks=ranks,
         odd=said,
         groups=" ".join(f"{describe_group(one)}." for one in told) or None,
-        threads=describe_threads(standstill) or None,
+        threads=describe_threads(standstill) or _describe_dead_thread(dead),
         collectives=describe_collectives(standstill) or None,
         advice=write_advice(standstill),
         line=line or None,
         cost=1.0,
     )
+
+
+def _find_dead_threads(recording: Evidence, group: Group, standstill: Standstill, known_ns: int) -> list[Traceback]:
+    """Return the exceptions that ended threads of a rank that waits for a queue or a lock, if no thread is left to help."""
+    shown = standstill.odd or standstill.groups[0]
+    if shown.wait is None or shown.wait.kind is not WaitKind.LOCK or not shown.stacks or describe_threads(standstill):
+        return []
+    since_ns = min(process.source.created_ns for process in group.processes)
+    ended = [one for one in read_printed_ends(recording.at.at(known_ns)).tracebacks if one.thread]
+    is_only = len(group.processes) == 1
+    return [one for one in ended if one.time_ns >= since_ns and (one.rank in shown.ranks or (one.rank is None and is_only))]
+
+
+def _describe_dead_thread(dead: Sequence[Traceback]) -> str | None:
+    if not dead:
+        return None
+    said = dead[-1].describe()
+    place = f" at {said['place']}" if said["place"] else ""
+    return f"{name_thread(dead[-1].thread)} had ended with {said['error']}{place}: no other thread runs the job's code."
 
 
 def _build_unseen(recording: Evidence, group: Group, last: list[_Last], silence: _Silence, known_ns: int) -> Finding:

@@ -409,6 +409,11 @@ def is_held_up(effect: Finding, cause: Finding) -> bool:
     return effect.begin_ns - _TOGETHER_NS <= cause.begin_ns <= effect.known_ns
 
 
+def awaits_dead_thread(effect: Finding, cause: Finding) -> bool:
+    """Whether ranks wait for a queue or a lock after a thread has ended, and no other thread is left, see hung_ranks."""
+    return cause.begin_ns <= effect.begin_ns + _TOGETHER_NS and bool(effect.evidence.get("dead_threads"))
+
+
 def broke_before(effect: Finding, cause: Finding) -> bool:
     """Whether ranks ended or stood still soon after a fault of a GPU, or just before it was reported."""
     return cause.severity is Severity.ERROR and -FOLLOWS_NS <= cause.begin_ns - effect.begin_ns <= SEEN_LATE_NS

@@ -17,6 +17,8 @@ from zerotop.analysis.findings.support.evidence import Process, Rows
 from zerotop.analysis.findings.support.host_load import SLOW_TIMES, hides_slow_cores, measure_thread_use
 from zerotop.analysis.findings.support.thresholds import STALL_SECONDS
 from zerotop.analysis.formatting import Text
+from zerotop.analysis.hangs.stacks import list_stacks
+from zerotop.analysis.hangs.waits import WaitKind, find_wait
 from zerotop_probe.recording import events
 
 _COMPUTES: Advice = (
@@ -78,6 +80,8 @@ _EXPLAINED_SHARE = 1 / 3
 # Tolerances: how long (ns) a thread may have computed while still seen idle, and by how many steps a change may be off.
 _UNSEEN_NS, _STEPS_OFF = 100_000_000, 2
 
+# In these a thread gives the lock away.
+_WAITS = frozenset((WaitKind.SLEEP, WaitKind.LOCK, WaitKind.FILE, WaitKind.NETWORK, WaitKind.DATA, WaitKind.WORKERS))
 _BACKWARD_FILES = ("torch/autograd/graph.py", "torch/autograd/__init__.py")
 
 _ADVICE = (
@@ -157,7 +161,8 @@ def _list_threads(process: Process, known_ns: int) -> Iterator[ThreadCause]:
         name, is_holding = event.thread, (event.lock_wait_s or 0.0) >= _LOCK_WAIT_S
         # A template of the advice must not take a part of the name for a value.
         is_plain = name.isprintable() and not set(name) & set("{}[]")
-        if event.unix_ns <= known_ns and is_holding and is_plain and not _is_training(event):
+        is_other = _is_training(event) or _is_waiting(event)
+        if event.unix_ns <= known_ns and is_holding and is_plain and not is_other:
             times = event.begin_ns + offset_ns, event.busy_ns + offset_ns
             yield ThreadCause(name, *times, event.cores, _find_line(event), _find_target(event))
 
@@ -165,6 +170,12 @@ def _list_threads(process: Process, known_ns: int) -> Iterator[ThreadCause]:
 def _is_training(event: events.BusyThread) -> bool:
     """Whether the thread runs the backward: PyTorch recomputes the forward of checkpointed layers in another thread."""
     return any(frame.file in _BACKWARD_FILES for frame in event.frames)
+
+
+def _is_waiting(event: events.BusyThread) -> bool:
+    """Whether the thread was seen to wait as often as to compute: a thread that waits does not hold the lock."""
+    counts = [(stack.count or 1, find_wait(one).kind) for stack, one in zip(event.stacks, list_stacks(event), strict=True)]
+    return 2 * sum(count for count, kind in counts if kind in _WAITS) >= sum(count for count, _ in counts)
 
 
 def _find_line(event: events.BusyThread) -> CodeLine | None:
