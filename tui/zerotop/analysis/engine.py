@@ -259,7 +259,8 @@ def _find_last_change(steps: NDArray[Any], rows: int, count: int) -> int:
     before = steps[: ends[-1]][is_other[: ends[-1]]]
     old_rows, old_count = _find_usual_batch(before[-length:])
     is_old = (steps["rows"] == old_rows) & (steps["micro_steps"] == old_count)
-    return int(np.flatnonzero(is_old[: ends[-1]])[-1]) + 1
+    begin = int(np.flatnonzero(is_old[: ends[-1]])[-1]) + 1
+    return begin + int(np.argmin(is_other[begin:]))
 
 
 def _begins_with_forwards(steps: NDArray[Any]) -> bool:
