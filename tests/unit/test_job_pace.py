@@ -44,6 +44,15 @@ def test_skipped_steps_do_not_tell_how_long_an_iteration_takes() -> None:
     assert math.isnan(measure_token_rate(make_steps([1.0]), np.zeros(1, np.int64)))
 
 
+def test_the_pace_since_the_batch_grew_is_told_with_its_steps() -> None:
+    rows = make_steps([1.0] * 12 + [2.0] * 8)
+    (text,) = describe_pace(rows, np.array([100] * 12 + [400] * 8), 12)
+    assert text == (
+        "An iteration takes 1.00 s (median), 1.40 s on average, the slowest 2.00 s in step 12;"
+        " 157 tokens per second on average. From step 12 on, with another batch, 2.00 s; 200 tokens per second on average."
+    )
+
+
 def test_the_mean_is_reported_where_many_iterations_take_far_longer() -> None:
     """As where each tenth waits until the GPU has done what the nine before gave it."""
     turns = ([0.1] * 9 + [2.1]) * 5

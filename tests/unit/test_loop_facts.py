@@ -93,6 +93,7 @@ def test_batches_are_counted_where_no_library_states_them(
         ([32, 32, 32, 8] * 16, {"micro_batch": 32}),
         ([64] * 9 + [32, 32, 32, 8] * 16, {"micro_batch": 32, "batch_step": 109}),
         ([4] * 30 + [8] * 30 + [32] * 7, {"micro_batch": 32, "batch_step": 160}),
+        ([4] * 30 + [-1] * 30 + [8] + [-1] * 10 + [32] * 6, {"micro_batch": 32, "batch_step": 171}),
         ([4] * 30 + [-1] * 30 + [8] + [-1] * 5, {"micro_batch": 8, "batch_step": 160}),
         ([4] * 30 + [-1] * 30 + [2] + [-1] * 5, {"micro_batch": 4}),
     ],

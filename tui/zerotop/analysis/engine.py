@@ -18,6 +18,7 @@ from zerotop_probe.recording.events import EngineFacts, PipelineStage
 
 # How many consecutive steps tell which batch is the usual one: as many as the pace of a running job is of.
 _BATCH_STEPS = 10
+_BATCH_DTYPE = np.dtype([("step", "<i8"), ("rows", "<i8"), ("micro_steps", "<i4")])
 DEVICE_NAMES = {"cpu": "CPU", "nvme": "NVMe"}
 LOOP = "loop"  # a kind
 
@@ -211,7 +212,10 @@ def measure_batch(engine: EngineFacts, steps: NDArray[Any]) -> dict[str, Any]:
     states them and they never changed, before the first step, with several optimizers, each of which may have its own
     backwards, and if the micro-batches of a step differ. "batch_step" is the first known step since they last changed.
     """
-    known = steps[(steps["micro_steps"] > 0) & (steps["steps"] <= 1)]
+    is_known = (steps["micro_steps"] > 0) & (steps["steps"] <= 1)
+    known = np.empty(np.count_nonzero(is_known), _BATCH_DTYPE)  # whole rows of many steps take long to copy
+    for name in _BATCH_DTYPE.names or ():
+        known[name] = steps[name][is_known]
     stated = {"micro_batch": engine.micro_batch, "gradient_accumulation": engine.gradient_accumulation}
     is_stated = None not in stated.values()
     if not len(known) or not (is_stated or (engine.kind == LOOP and len(engine.optimizers or ()) == 1)):
@@ -259,7 +263,8 @@ def _find_last_change(steps: NDArray[Any], rows: int, count: int) -> int:
     before = steps[: ends[-1]][is_other[: ends[-1]]]
     old_rows, old_count = _find_usual_batch(before[-length:])
     is_old = (steps["rows"] == old_rows) & (steps["micro_steps"] == old_count)
-    return int(np.flatnonzero(is_old[: ends[-1]])[-1]) + 1
+    begin = int(np.flatnonzero(is_old[: ends[-1]])[-1]) + 1
+    return begin + int(np.argmin(is_other[begin:]))
 
 
 def _begins_with_forwards(steps: NDArray[Any]) -> bool:

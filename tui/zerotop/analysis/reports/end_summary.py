@@ -22,10 +22,15 @@ class EndSummary:
     past: str = ""  # a sentence that compares it with the last runs of its command
 
 
-def summarize_end(findings: Sequence[Finding], steps: Rows, tokens: Ints, end_ns: int) -> EndSummary:
-    """Summarize a job from all of its findings and steps (STEP_DTYPE), with the tokens of each step."""
+def summarize_end(
+    findings: Sequence[Finding], steps: Rows, tokens: Ints, end_ns: int, batch_step: int | None = None
+) -> EndSummary:
+    """Summarize a job from all of its findings and steps (STEP_DTYPE), with the tokens of each step.
+
+    ``batch_step``: the step from which on batches have another size.
+    """
     ranked = rank_findings(findings, steps, end_ns)
-    return EndSummary(select_costly(ranked)[:_MOST_FINDINGS], "".join(describe_pace(steps, tokens)))
+    return EndSummary(select_costly(ranked)[:_MOST_FINDINGS], "".join(describe_pace(steps, tokens, batch_step)))
 
 
 def select_costly(ranked: Sequence[FindingCost]) -> tuple[FindingCost, ...]:

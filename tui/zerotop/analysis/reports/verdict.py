@@ -55,7 +55,7 @@ def build_verdict(source: RecordingSource, findings: Sequence[FindingCost], fail
         outcome = Outcome.WARNING
     sentences = [
         *((failure.why, f"What to do: {failure.advice}") if failure is not None else ()),
-        *describe_pace(source.job_steps, source.job_tokens),
+        *describe_pace(source.job_steps, source.job_tokens, view.job.batch_step),
         *describe_memory(view),
         _describe_costliest(costly, view) if costly is not None or failure is None else "",
         view.cost_sentence,
@@ -102,8 +102,11 @@ def _describe_end(view: LiveView, failure: End | None) -> tuple[str, Outcome]:
     return f"Still running {after}.", Outcome.OPEN
 
 
-def describe_pace(rows: Rows, token_counts: Ints) -> Iterator[str]:
-    """Yield a sentence about the speed of the steps of a job (STEP_DTYPE) with these tokens each."""
+def describe_pace(rows: Rows, token_counts: Ints, batch_step: int | None = None) -> Iterator[str]:
+    """Yield a sentence about the speed of the steps of a job (STEP_DTYPE) with these tokens each.
+
+    ``batch_step``: the step from which on batches have another size; the pace since then is told beside that of all steps.
+    """
     recorded = ~np.isnan(rows["iteration_s"])
     if not recorded.any():
         yield "No finished step was recorded, so there is no iteration time."
@@ -123,7 +126,16 @@ def describe_pace(rows: Rows, token_counts: Ints) -> Iterator[str]:
         text += f", the slowest {formatting.format_seconds(float(seconds[slowest]))} in step {rows['step'][slowest]}"
     if not math.isnan(rate := measure_token_rate(rows, token_counts)):
         text += f"; {rate:,.0f} tokens per second on average"
-    yield f"{text}."
+    yield f"{text}{'' if batch_step is None else _describe_later_pace(rows, token_counts, batch_step)}."
+
+
+def _describe_later_pace(rows: Rows, token_counts: Ints, batch_step: int) -> str:
+    later = find_usual(rows["iteration_s"], rows["skipped"]) & (rows["step"] >= batch_step)
+    if not later.any():
+        return ""
+    text = f". From step {batch_step} on, with another batch, {formatting.format_seconds(measure_iteration(rows[later]))}"
+    rate = measure_token_rate(rows, token_counts, later)
+    return text if math.isnan(rate) else f"{text}; {rate:,.0f} tokens per second on average"
 
 
 def describe_memory(view: LiveView, units: formatting.ByteUnits = formatting.BINARY) -> Iterator[str]:

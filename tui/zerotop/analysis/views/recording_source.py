@@ -36,6 +36,7 @@ from zerotop_probe.recording.events import Attached, JobEnded, TotalSteps
 
 # Iterations that a rate is taken over.
 _RATE_STEPS = 10
+_NEAR_STEPS = 1_000  # that tell the tokens of those among them that were only counted
 _OUTPUT_LINES = 200
 _NO_STEPS: Rows = np.empty(0, STEP_DTYPE)
 _LOST = "The recording stops here. The job's exit status is unknown."
@@ -285,7 +286,7 @@ class RecordingSource:
     def _measure_progress(self, cursor: int, count: int, job: Job) -> Progress:
         rows, counts = self._iterations.rows[:count], self._iterations.token_counts[:count]
         is_over = job.state.is_over
-        recent = slice(-_RATE_STEPS, None)
+        recent, near = slice(-_RATE_STEPS, None), slice(None if is_over else -_NEAR_STEPS, None)
         seconds = measure_iteration(rows) if is_over else measure_mean(rows[recent])
         planned = self.recording.events_of(TotalSteps, cursor)
         total = int(planned[-1].steps) if planned else None
@@ -297,7 +298,7 @@ class RecordingSource:
             total_steps=total,
             skipped_steps=int(rows["steps"][rows["skipped"]].sum()),
             iteration_s=seconds,
-            tokens_per_s=measure_token_rate(rows, counts, None if is_over else recent),
+            tokens_per_s=measure_token_rate(rows[near], counts[near], None if is_over else recent),
             eta_s=math.nan if is_over else left * seconds,
             elapsed_s=max(0.0, ((ended[-1].unix_ns if ended else cursor) - self.begin_ns) / 1e9),
         )
