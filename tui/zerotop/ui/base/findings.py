@@ -45,6 +45,11 @@ def describe_with_name(finding: Finding) -> str:
     return f"{format_name(finding)}: {describe_finding(finding)}"
 
 
+def is_place(fix: str) -> bool:
+    """Whether a fix is only a line of a script, or nothing: it says where to look, and not what to do."""
+    return re.fullmatch(r"|\S+:\d+", fix) is not None
+
+
 def describe_step(finding: Finding) -> str:
     """Return ``begins in step 15``; "" if it has no step or its headline says the step."""
     is_said = re.search(rf"\bsteps? (\d+ and )?{finding.step}\b|\b{finding.step} steps?\b|\bin steps \d", finding.headline)

@@ -7,6 +7,7 @@ from itertools import zip_longest
 
 from zerotop.analysis.failures.end import ByteFigure, End
 from zerotop.recording.moments.host_memory import HostMemory
+from zerotop.ui.base.findings import is_place
 from zerotop.ui.drawing.formatting import SizeUnit, choose_size_unit, choose_time_unit, format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
@@ -72,6 +73,11 @@ def _draw_sentences(failure: End, width: int, most: int, glyphs: Glyphs) -> list
     return [*what, *where, *why, *advice]
 
 
+def find_fix(failure: End) -> str:
+    """Return the fix to copy, "" if there is none."""
+    return "" if is_place(failure.fix) else convert_sizes(failure.fix)
+
+
 def _draw_advice(failure: End, width: int, glyphs: Glyphs) -> list[Row]:
     """Draw the advice with its setting highlighted."""
     lead = f"{glyphs.arrow} "
@@ -80,6 +86,11 @@ def _draw_advice(failure: End, width: int, glyphs: Glyphs) -> list[Row]:
         before, setting, after = line.partition(failure.setting) if failure.setting else (line, "", "")
         start = lead if not number else " " * len(lead)
         rows.append(((start, "accent"), (before, "value"), (setting, "accent"), (after, "value")))
+    # "With this variable" needs the variable; advice on memory names its setting.
+    fix = find_fix(failure)
+    if fix and failure.memory is None and fix not in failure.advice:
+        lines = wrap_text(sanitize(fix, glyphs), width - len(lead), 2, glyphs)
+        rows += [((" " * len(lead), "text"), (line, "accent")) for line in lines]
     return rows
 
 
