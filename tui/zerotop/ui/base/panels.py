@@ -38,7 +38,7 @@ class Notices(CommonPanel):
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         if (failure := self._find_post_mortem(frame)) is not None:
-            return draw_post_mortem(failure, frame.view.cursor_ns, width, height, self.glyphs)
+            return draw_post_mortem(failure, frame.view.cursor_ns, width, height, self.glyphs, frame.headline)
         return draw_notices(frame.list_notices(self.app.size.height), width, height, self.glyphs)
 
     def find_shown_fix(self) -> str:

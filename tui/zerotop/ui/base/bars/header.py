@@ -18,6 +18,7 @@ from zerotop.ui.base.findings import (
     describe_details,
     describe_finding,
     describe_step,
+    is_about_end,
     is_place,
     wrap_sentence,
 )
@@ -177,7 +178,7 @@ def build_notices(
     result: list[Notice] = []
     if failure is not None:
         result.append(Notice("!", convert_sizes(failure.what), "alert", max_rows=1, step_text="why: 1"))
-        finding = finding if finding is not None and finding.severity is not Severity.ERROR else None
+        finding = finding if finding is not None and not is_about_end(finding, failure) else None
     elif job.exit_text:
         style = labels.choose_exit_style(job)
         mark = "!" if style in ("alert", "warn") else ""
