@@ -286,3 +286,11 @@ async def test_without_a_probe_memory_over_time_is_what_there_is_to_show(tmp_pat
         text = await Shown(app, pilot, MemoryScreen).press_keys("end", "4")
         assert "Memory of GPU 0, GiB" in text
         assert "Peaks by phase" not in text
+
+
+async def test_live_copies_the_fix_that_it_shows_and_with_tab_a_panel() -> None:
+    async with open_memory(recordings.open_recording("z2-offload"), 50) as screen:
+        await screen.press_keys("1", "end", "y")
+        assert screen.app.clipboard == '"offload_optimizer": {"device": "none"}'
+        await screen.press_keys("tab", "y")
+        assert "offload_optimizer" not in screen.app.clipboard

@@ -12,10 +12,12 @@ import recordings
 from memory_recording import GIB, PlantedRecording, gib_to_bytes, record_two_steps
 from microscope_recording import record_trace
 from small_recording import BEGIN_NS, S, make_identity
+from zerotop.analysis.failures.end_causes import OTHER_SIZE
 from zerotop.analysis.memory.memory_table import SUM_ALLOCATED, SUM_DEVICE, MemoryLine
 from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.views.memory_view import MemoryView, read_memory_view
-from zerotop.ui.base.post_mortem import count_post_mortem_rows, draw_post_mortem
+from zerotop.ui.app.viewer import Viewer
+from zerotop.ui.base.post_mortem import count_post_mortem_rows, draw_post_mortem, find_fix
 from zerotop.ui.drawing.formatting import choose_size_unit
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rows import Row, row_text, row_width
@@ -244,6 +246,44 @@ def test_the_setting_stands_out() -> None:
     assert view.failure is not None
     rows = draw_post_mortem(view.failure, view.cursor_ns, 120, 14, BLOCKS)
     assert ("per_device_eval_batch_size", "accent") in [span for row in rows for span in row]
+
+
+def test_the_variable_of_the_advice_is_shown_with_it_and_is_what_is_copied() -> None:
+    recording = recordings.open_recording("z2-oom")
+    failure = read_memory_view(recording.at(recording.last_written_ns)).failure
+    assert failure is not None
+    crash = replace(failure, memory=None, cause=OTHER_SIZE, advice=OTHER_SIZE.advice, setting="")
+    for width, height in ((80, 8), (120, 14)):
+        drawn = [row_text(row).strip() for row in draw_post_mortem(crash, failure.unix_ns, width, height, BLOCKS)]
+        assert any("TORCH_DISTRIBUTED_DEBUG=DETAIL" in row for row in drawn)
+    assert find_fix(crash) == "TORCH_DISTRIBUTED_DEBUG=DETAIL"
+    assert find_fix(failure) == failure.memory.fix if failure.memory is not None else ""
+    at_line = replace(crash, cause=OTHER_SIZE._replace(fix="train.py:10"))
+    assert find_fix(at_line) == ""  # a place is no fix
+
+
+def test_a_hang_before_the_end_stays_told_beside_it() -> None:
+    frame = Viewer(recordings.open_searched("x2-hang-collectives"), None, lambda: 0.0).make_frame()
+    assert frame.failure is not None
+    assert frame.headline is not None
+    assert frame.headline.name == "hung_ranks"
+    for width, height in ((78, 8), (118, 14)):
+        drawn = draw_post_mortem(frame.failure, frame.view.cursor_ns, width, height, BLOCKS, frame.headline)
+        assert "Before, in step 27: No progress for 10 s: rank 1 called barrier where rank 0 called all_reduce." in " ".join(
+            rows_text(drawn).split()
+        )
+        assert "was killed by SIGTERM" in rows_text(drawn)
+    assert any("No progress" in notice.sentence for notice in frame.list_notices(24))
+
+
+def test_an_end_is_not_told_twice() -> None:
+    frame = Viewer(recordings.open_searched("cpu-dead"), None, lambda: 0.0).make_frame()
+    assert frame.failure is not None
+    assert frame.headline is not None
+    assert frame.headline.name == "dead_rank"
+    drawn = rows_text(draw_post_mortem(frame.failure, frame.view.cursor_ns, 118, 14, BLOCKS, frame.headline))
+    assert "Before" not in drawn
+    assert sum("SIGKILL" in notice.sentence for notice in frame.list_notices(24)) == 1
 
 
 def test_units() -> None:

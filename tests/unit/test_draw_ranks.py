@@ -223,7 +223,10 @@ def test_sentences_about_skew() -> None:
         assert not is_warning
     assert describe_skew(Skew(9, None, 8, RankMetric.STEP, 0, 0.95, 0.5, 1.0, 0.0, 0.2, 9), 0, 8)[2]  # somebody is late
     alike = describe_skew(Skew(9, None, 8, RankMetric.STEP, 0, 0.505, 0.5, 1.0, 0.0, 0.0, 9), 0, 8)
-    assert alike[0] == "All 8 ranks are alike: in the last 9 steps no phase differs by more than 0.5 % of an iteration."
+    assert (
+        alike[0]
+        == "All 8 ranks take the same time: in the last 9 steps no phase differs by more than 0.5 % of an iteration."
+    )
     assert describe_skew(None, None, 1)[0].startswith("One rank")
     assert describe_skew(None, None, 4)[0].startswith("Ranks are compared once two")
     assert Skew(9, None, 8, RankMetric.STEP, 0, math.nan, math.nan, 0.0, 0.0, 0.0, 9).iteration_share == 0.0
@@ -349,3 +352,19 @@ def test_colours_of_a_time_that_few_steps_have_reach_up_to_it() -> None:
     values[0, 40] = 0.3
     low, high = choose_heat_range(values, RankMetric.APART, {})
     assert (low, high) == (0, pytest.approx(0.3))
+
+
+@pytest.mark.parametrize("name", ["unseen-clean", "held-crowded", "x4-z3", "cpu-stuck"])
+def test_no_rank_stands_out_in_a_phase_where_the_sentence_says_that_they_take_the_same_time(name: str) -> None:
+    source = open_searched(name)
+    last = max(int(process.step_rows["step"][-1]) for process in source.rank_steps)
+    viewer, ranking = Viewer(source, None, lambda: 0.0), Ranking(source)
+    for step in (last, last // 2):
+        viewer.go_to_step(step)
+        picture = ranking.make_picture(viewer.make_frame(), 60)
+        assert picture.skew is not None
+        odd = {metric for metric in picture.matrix.times if picture.find_deviation(metric).any()}
+        text = describe_skew(picture.skew, 0, picture.skew.ranks)[0]
+        assert not odd or "take the same time" not in text
+        told = {row.metric for row in picture.table_rows if not row.is_alike}
+        assert not told & set(picture.alike_metrics)

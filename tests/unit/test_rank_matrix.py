@@ -13,7 +13,7 @@ from small_recording import BEGIN_NS, S, make_identity, make_span, read_recordin
 from uneven_ranks import GIB, PERIOD_S, write_ranks
 from zerotop.analysis.ranks import matrix
 from zerotop.analysis.ranks.matrix import RankMatrices, RankMatrix, RankMetric, compute_median
-from zerotop.analysis.ranks.outliers import choose_scale, compare_rank, compute_deviations, find_skew, order_outliers
+from zerotop.analysis.ranks.outliers import compare_rank, compute_deviations, find_skew, measure_deviations, order_outliers
 from zerotop.analysis.ranks.samples import RankSamples
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop_probe.recording.metrics import NUMBER, Metric
@@ -184,12 +184,10 @@ def test_the_rank_that_is_different_stands_first(tmp_path: Path) -> None:
     write_ranks(tmp_path, 6, 8, late_s={4: 0.2, 1: 0.1}, sampled=False)
     matrix = build_matrix(tmp_path)
     waits = matrix.times[RankMetric.WAIT]
-    order = order_outliers(compute_deviations(waits, choose_scale(RankMetric.WAIT, matrix, waits)))
+    order = order_outliers(measure_deviations(matrix, RankMetric.WAIT, waits))
     assert order.tolist() == [4, 1, 0, 2, 3, 5]
     iteration = matrix.times[RankMetric.ITERATION]
-    assert not compute_deviations(
-        iteration, choose_scale(RankMetric.ITERATION, matrix, iteration)
-    ).any()  # they wait for one another
+    assert not measure_deviations(matrix, RankMetric.ITERATION, iteration).any()  # they wait for one another
 
 
 def test_the_cause_is_named_not_its_effect(tmp_path: Path) -> None:
@@ -280,17 +278,17 @@ def test_noise_is_no_difference() -> None:
     chance = np.random.default_rng(0)
     for ranks in (2, 3, 8):
         values = chance.normal(1.0, 0.1, (ranks, 64)).astype(np.float32)
-        assert not compute_deviations(values, 1.0).any()
+        assert not compute_deviations(values, 0.03).any()
         values[1, 10] += 3.0  # once, but far
-        assert np.flatnonzero(compute_deviations(values, 1.0)).tolist() == [1]
+        assert np.flatnonzero(compute_deviations(values, 0.03)).tolist() == [1]
         values[1] = NAN
-        assert not compute_deviations(values, 1.0).any()
+        assert not compute_deviations(values, 0.03).any()
 
 
 def test_who_came_late_is_compared_in_the_steps_it_has() -> None:
     values = np.tile(np.linspace(1.0, 9.0, 20, dtype=np.float32), (4, 1))  # all get slower together
     values[2, :15] = NAN
-    assert not compute_deviations(values, 5.0).any()
+    assert not compute_deviations(values, 0.15).any()
 
 
 def test_phases_are_estimated_in_pieces_and_only_for_counted_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

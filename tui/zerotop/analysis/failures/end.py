@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from zerotop.analysis.failures.end_causes import EndCause
 from zerotop.analysis.failures.last_moments import LastSpan
 from zerotop.analysis.failures.out_of_memory import PostMortem
+from zerotop.analysis.formatting import Text
 from zerotop.recording.moments.host_memory import HostMemory
 
 MEMORY, SIGNAL, ERROR = "memory", "signal", "error"
@@ -49,6 +50,13 @@ class End:
     def rank(self) -> int | None:
         """The rank that failed first; None where that is not known."""
         return self.ranks[0] if len(self.ranks) == 1 else None
+
+    @property
+    def fix(self) -> str:
+        """The setting, command or line to copy; "" if there is none."""
+        if self.memory is not None:
+            return self.memory.fix
+        return Text(self.cause.fix, self.values) if self.cause is not None else ""
 
     @property
     def is_shortage(self) -> bool:

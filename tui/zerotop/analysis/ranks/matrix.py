@@ -89,8 +89,11 @@ class RankMatrix:
     @cached_property
     def usual_times(self) -> dict[RankMetric, Matrix]:
         """The usual time of each rank in its recent steps, (ranks,): see :func:`compute_usual`."""
-        times = self.figured_times if self.has_phases else {name: self.cut_recent(one) for name, one in self.times.items()}
-        return {metric: compute_usual(metric, values) for metric, values in times.items()}
+        return {metric: compute_usual(metric, self.find_figured(metric, values)) for metric, values in self.times.items()}
+
+    def find_figured(self, metric: RankMetric, values: Matrix) -> Matrix:
+        """Return the values from which figures are made, ranks x steps; ``values`` are those of the metric."""
+        return self.figured_times[metric] if metric in self.times and self.has_phases else self.cut_recent(values)
 
     @cached_property
     def figured_times(self) -> dict[RankMetric, Matrix]:

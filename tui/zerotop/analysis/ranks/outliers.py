@@ -23,8 +23,14 @@ _ALONE_METRICS = (RankMetric.DATA, RankMetric.OTHER, RankMetric.APART, RankMetri
 MEETING_METRICS = (RankMetric.BACKWARD, RankMetric.STEP)
 
 
-def compute_deviations(values: Matrix, scale: float) -> Matrix:
-    """Return each rank's mean distance from the median rank, shape (ranks,); 0 below ALIKE_SHARE of ``scale``.
+def measure_deviations(matrix: RankMatrix, metric: RankMetric, values: Matrix) -> Matrix:
+    """Return how far each rank deviates in a metric, (ranks,), by its figures; ``values`` are those of the metric."""
+    figured = matrix.find_figured(metric, values)
+    return compute_deviations(figured, find_least_difference(metric, matrix, values))
+
+
+def compute_deviations(values: Matrix, least: float) -> Matrix:
+    """Return each rank's mean distance from the median rank, shape (ranks,); 0 below ``least``.
 
     Steps above and below the median cancel out. A small constant distance counts as much as a large rare one.
     """
@@ -36,7 +42,14 @@ def compute_deviations(values: Matrix, scale: float) -> Matrix:
     known_means = mean[known.any(axis=1)]
     # The median of two is the lower one in every step: subtract the usual distance.
     deviation = np.abs(mean - (compute_median(known_means[None, :], 1)[0] if len(known_means) else 0))
-    return np.where(known.any(axis=1) & (deviation >= max(ALIKE_SHARE * scale, 1e-9)), deviation, 0).astype(np.float32)
+    return np.where(known.any(axis=1) & (deviation >= least), deviation, 0).astype(np.float32)
+
+
+def is_metric_alike(matrix: RankMatrix, metric: RankMetric, values: Matrix) -> bool:
+    """Whether ranks differ neither in their steps nor in their figures, which are medians of sampled values."""
+    figures = matrix.find_usual(metric, values)
+    spread = float(np.nanmax(figures) - np.nanmin(figures)) if not np.isnan(figures).all() else 0.0
+    return spread < find_least_difference(metric, matrix, values) and not measure_deviations(matrix, metric, values).any()
 
 
 def order_outliers(deviation: Matrix) -> Ints:
@@ -44,12 +57,12 @@ def order_outliers(deviation: Matrix) -> Ints:
     return np.argsort(-deviation, kind="stable")
 
 
-def choose_scale(metric: RankMetric, matrix: RankMatrix, values: Matrix) -> float:
-    """Return the scale of a metric's deviations: the iteration time, or the median of a sampled value."""
+def find_least_difference(metric: RankMetric, matrix: RankMatrix, values: Matrix) -> float:
+    """Return from which difference on ranks are not alike: a share of the iteration, or of a sampled value's median."""
     if metric in matrix.times:
-        values = matrix.times[RankMetric.ITERATION]
+        return max(ALIKE_SHARE * float(np.nanmedian(matrix.usual_times[RankMetric.ITERATION])), _MIN_LAG_S)
     recent = np.abs(matrix.cut_recent(values))
-    return float(np.nanmedian(recent)) if recent.size and not np.isnan(recent).all() else 0.0
+    return max(ALIKE_SHARE * float(np.nanmedian(recent)) if not np.isnan(recent).all() else 0.0, 1e-9)
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,7 @@ class Skew:
     timed_steps: int  # those whose phases are known: those of others are estimated from them
     meets_in_forward: bool = False  # ranks wait for each other in the forward, too
     is_in_each: bool = True  # most of the steps show it; else it is an average
+    most_s: float = 0.0  # the largest difference of a rank from the usual one, longer or shorter, in any phase
 
     @property
     def lag_s(self) -> float:
@@ -124,13 +138,16 @@ def find_skew(matrix: RankMatrix) -> Skew | None:
     """
     if int((matrix.ends > 0).any(axis=1).sum()) < 2:
         return None
-    weighted: list[tuple[float, RankMetric, int]] = []
+    weighted: list[tuple[bool, float, RankMetric, int]] = []
     for metric in (*_ALONE_METRICS, *MEETING_METRICS):
         own = matrix.usual_times[metric]
         row = int(np.nanargmax(own))
         weight = 1.0 if _is_alone(metric, matrix.meets_in_forward) else 0.5
-        weighted.append((weight * (float(own[row]) - _find_usual(own)), metric, row))
-    _, metric, row = max(weighted, key=lambda entry: entry[0])
+        lag_s = float(own[row]) - _find_usual(own)
+        # Ranks are only alike if no phase differs.
+        differs = lag_s >= find_least_difference(metric, matrix, matrix.times[metric])
+        weighted.append((differs, weight * lag_s, metric, row))
+    _, _, metric, row = max(weighted, key=lambda entry: entry[:2])
     return _measure_skew(matrix, metric, row)
 
 
@@ -163,9 +180,24 @@ def _measure_since(matrix: RankMatrix, metric: RankMetric, row: int, onset: int)
     own, iterations, delays = (matrix.usual_times[one] for one in (metric, RankMetric.ITERATION, RankMetric.WAIT))
     figures = float(own[row]), _find_usual(own), float(np.nanmedian(iterations)), float(delays[row])
     longest, timed = float(np.nanmax(delays, initial=0.0)), matrix.figured_steps
+    most = max(_find_most(matrix.usual_times[one]) for one in (*_ALONE_METRICS, *MEETING_METRICS))
     return Skew(
-        matrix.recent_count, since, len(matrix.processes), metric, row, *figures, longest, timed, matrix.meets_in_forward
+        matrix.recent_count,
+        since,
+        len(matrix.processes),
+        metric,
+        row,
+        *figures,
+        longest,
+        timed,
+        matrix.meets_in_forward,
+        most_s=most,
     )
+
+
+def _find_most(own: Matrix) -> float:
+    """Return the largest difference from the median rank, of longer and of shorter ones."""
+    return float(np.nanmax(np.abs(own - _find_usual(own)), initial=0.0))
 
 
 def _find_onset(lag: Matrix, least: float) -> int:
@@ -190,5 +222,5 @@ def compare_rank(matrix: RankMatrix, row: int, metric: RankMetric, values: Matri
     """Compare the usual value of a rank's recent steps with the median over ranks, of two ranks with the other one's."""
     figures = matrix.find_usual(metric, values)
     own, usual = float(figures[row]), float(figures[1 - row]) if len(figures) == 2 else _find_usual(figures)
-    scale = choose_scale(metric, matrix, values)
-    return RankComparison(metric, own, usual, not abs(own - usual) >= ALIKE_SHARE * scale)
+    is_alike = not abs(own - usual) >= find_least_difference(metric, matrix, values)
+    return RankComparison(metric, own, usual, is_alike)

@@ -117,8 +117,9 @@ class FrameBuilder:
         split = delays[-1].rank if delays and request.rank is None else rank
         if split is not None and len(view.ranks) > 1:
             view = replace(view, iterations=source.iterations_on(split, view))
-        headline = request.finding or choose_finding(self._ranking.rank(findings, source, view.cursor_ns), view.cursor_ns)
         failure = find_known_failure(source.recording.at(view.cursor_ns))
+        ranked = self._ranking.rank(findings, source, view.cursor_ns)
+        headline = request.finding or choose_finding(ranked, view.cursor_ns, failure)
         self._scrollback.follow_seeks(request.seek_count)
         if self._controller is not None and source.is_live:
             self._controller.want_detail(find_wanted_nodes(source.recording, source.end_ns, known, request.rank))

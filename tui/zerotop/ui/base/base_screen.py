@@ -185,7 +185,7 @@ class MonitorScreen(Screen[None]):
     def _count_notice_rows(self, frame: Frame, width: int, height: int) -> int:
         """The rows that the sentences under the header want."""
         if (failure := self.find_post_mortem(frame)) is not None:
-            return count_post_mortem_rows(failure, frame.view.cursor_ns, width, height, self.glyphs)
+            return count_post_mortem_rows(failure, frame.view.cursor_ns, width, height, self.glyphs, frame.headline)
         return count_notice_rows(frame.list_notices(height), width, height, self.glyphs)
 
     def _layout_own_panels(self, room: Box, frame: Frame, zoomed: str) -> dict[str, Box]:

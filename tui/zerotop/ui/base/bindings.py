@@ -107,7 +107,7 @@ APP_BINDINGS: list[BindingType] = [
     bind("p", "finding(-1)", "time.finding.back", "Previous finding", "Go to the previous finding", _FINDING),
     bind("g", "go_to", "time.go", "Go to", "Go to a step or a time: step 12, 1:30, end", 4),
     bind("i", "job", "job.info", "Info", "All facts about the job, and all messages in full", 3),
-    bind("y", "copy", "app.copy", "Copy", "Copy the focused panel's numbers (tab moves the focus)", 2),
+    bind("y", "copy", "app.copy", "Copy", "Copy the fix on Live, or the focused panel's numbers (tab moves the focus)", 2),
     bind("s", "screenshot", "app.screenshot", "Screenshot", "Save this screen as an SVG file in the current folder", 0),
     bind("t", "switch_theme", "app.theme", "Theme", "Switch between the dark and the light theme", 0),
     bind(

@@ -1,4 +1,4 @@
-"""Text that ``y`` copies: the numbers of the focused panel, or else of the screen's main panel."""
+"""Text that ``y`` copies: the numbers of the focused panel, or else a fix that stands out, or the main panel's numbers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,19 @@ class Copyable(Protocol):
         """Return the text for the clipboard."""
 
 
+@runtime_checkable
+class FixShowing(Protocol):
+    """A screen on which the fix under the header counts more than its numbers."""
+
+    def find_shown_fix(self) -> str:
+        """Return the fix that is shown, "" if there is none."""
+
+
 def collect_copy_text(screen: Screen[Any]) -> str:
     """Return the text to copy from a screen, "" if there is none."""
+    is_focused = isinstance(screen.focused, RowWidget)
+    if not is_focused and isinstance(screen, FixShowing) and (fix := screen.find_shown_fix()):
+        return fix
     panel = _find_panel(screen)
     if isinstance(panel, Copyable):
         return panel.copy_text()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
+from zerotop.analysis.failures.end import End
 from zerotop.analysis.findings import Finding, LinkedFinding, Severity, name_relation
 from zerotop.analysis.formatting import format_percent
 from zerotop.analysis.reports.finding_costs import FindingCost
@@ -45,6 +46,11 @@ def describe_with_name(finding: Finding) -> str:
     return f"{format_name(finding)}: {describe_finding(finding)}"
 
 
+def is_place(fix: str) -> bool:
+    """Whether a fix is only a line of a script, or nothing: it says where to look, and not what to do."""
+    return re.fullmatch(r"|\S+:\d+", fix) is not None
+
+
 def describe_step(finding: Finding) -> str:
     """Return ``begins in step 15``; "" if it has no step or its headline says the step."""
     is_said = re.search(rf"\bsteps? (\d+ and )?{finding.step}\b|\b{finding.step} steps?\b|\bin steps \d", finding.headline)
@@ -69,11 +75,20 @@ def describe_advice(finding: Finding) -> str:
     return f"{advice.removesuffix('.')}: {fix}" if advice and fix else advice or fix
 
 
-def choose_finding(ranked: Iterable[FindingCost], cursor_ns: int) -> Finding | None:
+def is_about_end(finding: Finding, failure: End) -> bool:
+    """Whether a finding tells of the failure itself, and not of an error before it, such as ranks that hung."""
+    return finding.severity is Severity.ERROR and finding.begin_ns >= failure.unix_ns
+
+
+def choose_finding(ranked: Iterable[FindingCost], cursor_ns: int, failure: End | None = None) -> Finding | None:
     """Return the finding for the line under the header: the costliest one; of equal ones the latest.
 
-    A cause takes precedence over its effects, unless an effect is more severe.
+    A cause takes precedence over its effects, unless an effect is more severe. One about ``failure``, which is told there,
+    comes last.
     """
+    if failure is not None:
+        ranked = tuple(ranked)
+        ranked = [cost for cost in ranked if not is_about_end(cost.finding, failure)] or ranked
     shown = [
         cost
         for cost in ranked

@@ -10,14 +10,15 @@ from textual.message import Message
 from zerotop.analysis.failures.end import End
 from zerotop.ui.base.bars.footer import draw_badge, draw_tabs, draw_transport, find_track_cell, measure_track
 from zerotop.ui.base.bars.footer_keys import label_common_keys
-from zerotop.ui.base.bars.header import draw_header, draw_notices
+from zerotop.ui.base.bars.header import ADVICE_MARK, draw_header, draw_notices
 from zerotop.ui.base.findings import choose_most_severe
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import CommonPanel, FindingChosen
 from zerotop.ui.base.key_row import ClickableRow
-from zerotop.ui.base.post_mortem import draw_post_mortem
+from zerotop.ui.base.post_mortem import draw_post_mortem, find_fix
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row
+from zerotop.ui.drawing.units import convert_sizes
 
 
 class Header(CommonPanel):
@@ -37,8 +38,18 @@ class Notices(CommonPanel):
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         if (failure := self._find_post_mortem(frame)) is not None:
-            return draw_post_mortem(failure, frame.view.cursor_ns, width, height, self.glyphs)
+            return draw_post_mortem(failure, frame.view.cursor_ns, width, height, self.glyphs, frame.headline)
         return draw_notices(frame.list_notices(self.app.size.height), width, height, self.glyphs)
+
+    def find_shown_fix(self) -> str:
+        """Return the fix of what it shows, "" if it shows none."""
+        frame = self.frame
+        if frame is None:
+            return ""
+        if (failure := self._find_post_mortem(frame)) is not None:
+            return find_fix(failure)
+        is_shown = any(notice.mark == ADVICE_MARK for notice in frame.list_notices(self.app.size.height))
+        return convert_sizes(frame.headline.fix) if is_shown and frame.headline is not None else ""
 
     def on_click(self) -> None:
         """Show all findings with the details of this one, or all about the job."""

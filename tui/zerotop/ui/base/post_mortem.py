@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from zerotop.analysis.failures.end import ByteFigure, End
+from zerotop.analysis.findings import Finding, Severity
 from zerotop.recording.moments.host_memory import HostMemory
+from zerotop.ui.base.findings import describe_finding, is_about_end, is_place
 from zerotop.ui.drawing.formatting import SizeUnit, choose_size_unit, choose_time_unit, format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
@@ -21,18 +23,25 @@ _NUMBERS_WIDTH = _LABEL_WIDTH + 21
 _TWO_COLUMNS_WIDTH = 110
 
 
-def count_post_mortem_rows(failure: End, cursor_ns: int, width: int, most: int, glyphs: Glyphs) -> int:
+def count_post_mortem_rows(
+    failure: End, cursor_ns: int, width: int, most: int, glyphs: Glyphs, earlier: Finding | None = None
+) -> int:
     """Return how many rows :func:`draw_post_mortem` would use, at most ``most``."""
-    return min(most, len(_draw_rows(failure, cursor_ns, width, most, glyphs)))
+    return min(most, len(_draw_rows(failure, cursor_ns, width, most, glyphs, earlier)))
 
 
-def draw_post_mortem(failure: End, cursor_ns: int, width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """Draw the failure and the likely fix; with more room also the reason, then numbers, then the last seconds."""
-    rows = _draw_rows(failure, cursor_ns, width, height, glyphs)[:height]
+def draw_post_mortem(
+    failure: End, cursor_ns: int, width: int, height: int, glyphs: Glyphs, earlier: Finding | None = None
+) -> list[Row]:
+    """Draw the failure and the likely fix; with more room also the reason, then numbers, then the last seconds.
+
+    ``earlier`` is an error from before it, such as ranks that hung until something ended them.
+    """
+    rows = _draw_rows(failure, cursor_ns, width, height, glyphs, earlier)[:height]
     return fit_height([fit_row(row, width, glyphs) for row in rows], width, height, glyphs)
 
 
-def _draw_rows(failure: End, cursor_ns: int, width: int, most: int, glyphs: Glyphs) -> list[Row]:
+def _draw_rows(failure: End, cursor_ns: int, width: int, most: int, glyphs: Glyphs, earlier: Finding | None) -> list[Row]:
     ago = max(0.0, (cursor_ns - failure.unix_ns) / 1e9)
     when = f" {format_rough_time(ago)} ago" if ago >= 1 else ""
     state = "" if failure.final else ", the job may still be running"
@@ -40,12 +49,23 @@ def _draw_rows(failure: End, cursor_ns: int, width: int, most: int, glyphs: Glyp
     edge = 1 if width >= 60 else 0
     inner = width - 2 * edge
     is_wide = inner >= _TWO_COLUMNS_WIDTH and bool(failure.numbers)
-    sentences = _draw_sentences(failure, inner - _NUMBERS_WIDTH - 3 if is_wide else inner, most - 1, glyphs)
+    before = _draw_earlier(earlier, failure, inner, glyphs)
+    room = most - 1 - len(before)
+    sentences = _draw_sentences(failure, inner - _NUMBERS_WIDTH - 3 if is_wide else inner, room, glyphs)
     numbers = _draw_numbers(failure)
-    rows = _join_columns(sentences, numbers, inner, glyphs) if is_wide else [*sentences, *numbers]
+    rows = before + (_join_columns(sentences, numbers, inner, glyphs) if is_wide else [*sentences, *numbers])
     rows += _draw_last_seconds(failure, inner, most - 1 - len(rows), glyphs)
     heading = draw_rule((*title, (" ", "rule")), inner, glyphs)
     return [((" " * edge, "text"), *row) for row in (heading, *rows)]
+
+
+def _draw_earlier(earlier: Finding | None, failure: End, width: int, glyphs: Glyphs) -> list[Row]:
+    """Draw an error that began before the failure, with its step; nothing for one about the failure itself, or milder."""
+    if earlier is None or earlier.severity is not Severity.ERROR or is_about_end(earlier, failure):
+        return []
+    step = f", in step {earlier.step}" if earlier.step is not None else ""
+    text = f"Before{step}: {describe_finding(earlier)}."
+    return [((line, "alert"),) for line in wrap_text(sanitize(text, glyphs), width, 2, glyphs)]
 
 
 def _join_columns(sentences: Sequence[Row], numbers: Sequence[Row], width: int, glyphs: Glyphs) -> list[Row]:
@@ -72,6 +92,11 @@ def _draw_sentences(failure: End, width: int, most: int, glyphs: Glyphs) -> list
     return [*what, *where, *why, *advice]
 
 
+def find_fix(failure: End) -> str:
+    """Return the fix to copy, "" if there is none."""
+    return "" if is_place(failure.fix) else convert_sizes(failure.fix)
+
+
 def _draw_advice(failure: End, width: int, glyphs: Glyphs) -> list[Row]:
     """Draw the advice with its setting highlighted."""
     lead = f"{glyphs.arrow} "
@@ -80,6 +105,11 @@ def _draw_advice(failure: End, width: int, glyphs: Glyphs) -> list[Row]:
         before, setting, after = line.partition(failure.setting) if failure.setting else (line, "", "")
         start = lead if not number else " " * len(lead)
         rows.append(((start, "accent"), (before, "value"), (setting, "accent"), (after, "value")))
+    # "With this variable" needs the variable; advice on memory names its setting.
+    fix = find_fix(failure)
+    if fix and failure.memory is None and fix not in failure.advice:
+        lines = wrap_text(sanitize(fix, glyphs), width - len(lead), 2, glyphs)
+        rows += [((" " * len(lead), "text"), (line, "accent")) for line in lines]
     return rows
 
 

@@ -13,6 +13,7 @@ from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import scroll_bindings
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
+from zerotop.ui.base.panels import Notices
 from zerotop.ui.drawing.layout import Box, PanelCounts, layout_live, replace_with_summary
 from zerotop.ui.live import panels
 from zerotop.ui.live.help import TERMS
@@ -51,6 +52,10 @@ class LiveScreen(MonitorScreen):
             return boxes
         rows = count_summary_rows(frame.summary, view, room.width, self.glyphs)
         return replace_with_summary(boxes, room.width, min(MOST_ROWS, rows))
+
+    def find_shown_fix(self) -> str:
+        """Return the fix that is shown under the header, "" if there is none."""
+        return self.query_one(Notices).find_shown_fix()
 
     def action_output(self, lines: int) -> None:
         self.query_one(panels.Output).scroll_lines(lines)

@@ -42,10 +42,14 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
         return "Ranks are compared once two of them have finished a step.", "Nothing to compare.", False
     steps = f"the last {skew.steps} steps" if skew.steps > 1 else "the only step"
     if skew.is_alike:
-        most = _format_small(max(0.0, skew.iteration_share))
-        detail = f"in {steps} no phase differs by more than {most} of an iteration"
+        largest = max(skew.most_s, skew.lag_s, 0.0) / skew.iteration_s if skew.iteration_s > 0 else 0.0
+        if largest >= ALIKE_SHARE:  # one takes less
+            text = f"in {steps} no phase of a rank is longer than usual by {_format_small(ALIKE_SHARE)} of an iteration"
+            return f"No rank is slower: {text}.", "No rank is slower.", False
+        detail = f"in {steps} no phase differs by more than {_format_small(largest)} of an iteration"
+        # Their memory and cores may differ.
         all_ranks = "Both ranks" if ranks == 2 else f"All {ranks} ranks"
-        return f"{all_ranks} are alike: {detail}.", f"{all_ranks} are alike.", False
+        return f"{all_ranks} take the same time: {detail}.", f"{all_ranks} take the same time.", False
     others = "the other one" if ranks == 2 else "the others"
     own, usual = format_duration(skew.own_s), format_duration(skew.usual_s)
     share, phase = format_percent(skew.iteration_share), _PHASE_PHRASES[skew.metric]

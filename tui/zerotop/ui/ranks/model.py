@@ -18,10 +18,10 @@ from zerotop.analysis.ranks.nodes import Network, NodeRows, group_nodes, view_ne
 from zerotop.analysis.ranks.outliers import (
     RankComparison,
     Skew,
-    choose_scale,
     compare_rank,
-    compute_deviations,
     find_skew,
+    is_metric_alike,
+    measure_deviations,
     order_outliers,
 )
 from zerotop.analysis.ranks.samples import RankSamples
@@ -83,13 +83,13 @@ class RankPicture:
         """Return how far each rank deviates in any metric."""
         if metric is self.metric:
             return self.deviation
-        return _measure_deviations(self.matrix, metric, self.find_values(metric))
+        return measure_deviations(self.matrix, metric, self.find_values(metric))
 
     @cached_property
     def alike_metrics(self) -> list[RankMetric]:
         """Other metrics in which no rank differs from the others, while it does in some metric."""
         others = self._list_others()
-        alike = [metric for metric in others if not np.nanmax(self.find_deviation(metric), initial=0.0) > 0]
+        alike = [metric for metric in others if is_metric_alike(self.matrix, metric, self.find_values(metric))]
         differ = len(alike) < len(others) or bool(np.nanmax(self.deviation, initial=0.0) > 0)
         return alike if differ and len(self.matrix.processes) > 1 else []
 
@@ -282,11 +282,11 @@ class Ranking:
         self, matrix: RankMatrix, values: Matrix, skew: Skew | None, frame: Frame, hang: Hang | None, network: Network
     ) -> RankPicture:
         metric = self.metric
-        deviation = _measure_deviations(matrix, metric, values)
+        deviation = measure_deviations(matrix, metric, values)
         odd = deviation
         if metric is RankMetric.ITERATION and matrix.times:
             # Ranks that wait for one another take the same time: it is the one that is waited for that is different.
-            odd = np.maximum(deviation, _measure_deviations(matrix, RankMetric.WAIT, matrix.times[RankMetric.WAIT]))
+            odd = np.maximum(deviation, measure_deviations(matrix, RankMetric.WAIT, matrix.times[RankMetric.WAIT]))
         order = np.arange(len(values)) if self.by_number else order_outliers(odd)
         is_by_node = len(values) > _MOST_LINES if self.by_node is None else self.by_node
         by_node = is_by_node and len(set(matrix.host_names[: len(values)])) > 1
@@ -308,10 +308,6 @@ class Ranking:
             opened=self.opened,
             network=network,
         )
-
-
-def _measure_deviations(matrix: RankMatrix, metric: RankMetric, values: Matrix) -> Matrix:
-    return compute_deviations(matrix.cut_recent(values), choose_scale(metric, matrix, values))
 
 
 def _find_hang(frame: Frame, matrix: RankMatrix) -> Hang | None:

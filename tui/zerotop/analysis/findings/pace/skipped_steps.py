@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,7 +151,7 @@ def _build(group: Group, kind: FindingKind, rows: Rows) -> Finding:
     evidence: dict[str, float | None] = {"skipped_steps": len(skipped)}
     if kind in (_INFINITE, _ALL_INFINITE):
         return kind.at_steps(group, rows, evidence, dtype=engine.autocast or engine.dtype)
-    texts: dict[str, str] = {}
+    texts: dict[str, Any] = {}
     if scales:
         evidence |= {"loss_scale_first": scales[0], "loss_scale_now": scales[-1]}
         texts = {"scale_first": _format_scale(scales[0]), "scale_now": _format_scale(scales[-1])}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,6 +18,8 @@ from zerotop.ui.base.findings import (
     describe_details,
     describe_finding,
     describe_step,
+    is_about_end,
+    is_place,
     wrap_sentence,
 )
 from zerotop.ui.charts.bars import draw_stacked_bar
@@ -32,7 +33,7 @@ from zerotop.ui.drawing.units import convert_sizes
 _WHOLE_WORDS_WIDTH = 108  # cells of the first row from which the batch is described in whole words
 
 
-_PLACE = re.compile(r"|\S+:\d+")  # a line of a script, or nothing
+ADVICE_MARK = "→"
 
 
 class Notice(NamedTuple):
@@ -178,7 +179,7 @@ def build_notices(
     result: list[Notice] = []
     if failure is not None:
         result.append(Notice("!", convert_sizes(failure.what), "alert", max_rows=1, step_text="why: 1"))
-        finding = finding if finding is not None and finding.severity is not Severity.ERROR else None
+        finding = finding if finding is not None and not is_about_end(finding, failure) else None
     elif job.exit_text:
         style = labels.choose_exit_style(job)
         mark = "!" if style in ("alert", "warn") else ""
@@ -202,18 +203,18 @@ def _build_finding_notices(finding: Finding, cause: Finding | None, cursor_ns: i
         if cause is not None and max_rows > 1:
             notices.append(Notice("", describe_cause(finding, cause), style))
         elif advice and max_rows > 1:
-            notices.append(Notice("→", advice, "text" if style != "muted" else style))
+            notices.append(Notice(ADVICE_MARK, advice, "text" if style != "muted" else style))
         elif advice:
             first_line = finding.fix.partition("\n")[0]
-            first_line = finding.advice if _PLACE.fullmatch(first_line) else first_line  # which says not what to do
-            notices.append(Notice("→", convert_sizes(first_line), "text" if style != "muted" else style, max_rows=1))
+            first_line = finding.advice if is_place(first_line) else first_line  # which says not what to do
+            notices.append(Notice(ADVICE_MARK, convert_sizes(first_line), "text" if style != "muted" else style, max_rows=1))
         return notices
     sentence = ". ".join(part for part in (describe_finding(finding), describe_details(finding)) if part)
     notices = [Notice("!", sentence, style, needs_all_rows=True)]
     if cause is not None:
         notices.append(Notice("", describe_cause(finding, cause), style, max_rows=2, needs_all_rows=True))
     if advice:
-        notices.append(Notice("→", advice, "value", max_rows=2, needs_all_rows=True))
+        notices.append(Notice(ADVICE_MARK, advice, "value", max_rows=2, needs_all_rows=True))
     return notices
 
 
