@@ -354,6 +354,12 @@ def grew_at_pauses(effect: Finding, cause: Finding) -> bool:
     return is_simultaneous(effect, cause) and per_pause >= grown / 2 > 0
 
 
+def grew_until_cleared(effect: Finding, cause: Finding) -> bool:
+    """Whether growth is that of a variable which is cleared again and again."""
+    most, grown = cause.evidence.get("most_bytes", 0.0), effect.evidence.get("grown_bytes", float("inf"))
+    return is_simultaneous(effect, cause) and grown <= most
+
+
 def grew_by_missing(effect: Finding, cause: Finding) -> bool:
     """Whether growing memory took as many bytes as were missing when the device was full."""
     if effect.step is None or cause.step is None or not begins_before(effect, cause):
