@@ -21,6 +21,7 @@ from zerotop_probe.recording.tables import PHASE_CODE
 
 MAIN = ("train.py", 120, "main", True)
 KEEP = [("train.py", 57, "keep", True), MAIN]
+ENCODE, DECODE = ([("model.py", line, "forward", True), MAIN] for line in (12, 30))
 MODEL = [
     ("torch/nn/functional.py", 7, "cross_entropy", False),
     ("transformers/loss/loss_utils.py", 36, "fixed_cross_entropy", False),
@@ -182,6 +183,26 @@ def test_the_line_of_a_step(tmp_path: Path) -> None:
     assert step.headline == before.headline
     line = "train.py:120 in main (loss_utils.py:36 in fixed_cross_entropy: torch.nn.functional.cross_entropy)"
     assert f"; 0.78 GiB more are allocated at {line}; " in step.details
+
+
+@pytest.mark.parametrize(
+    ("high", "told"),
+    [
+        ([(4, 170 * MIB, ENCODE), (2, 340 * MIB, DECODE), (1, 500 * MIB, KEEP)], "1.7 times as large: inputs are larger;"),
+        ([(4, 200 * MIB, ENCODE), (2, 400 * MIB, DECODE), (1, 500 * MIB, KEEP)], "inputs are larger, or of a wider type;"),
+        ([(4, 170 * MIB, ENCODE), (3, 340 * MIB, DECODE), (1, 500 * MIB, KEEP)], ""),  # more blocks
+        ([(4, 110 * MIB, ENCODE), (2, 900 * MIB, DECODE), (1, 500 * MIB, KEEP)], ""),  # of one line
+    ],
+)
+def test_larger_blocks_of_the_same_lines_are_of_larger_inputs(high: list[Blocks], told: str, tmp_path: Path) -> None:
+    folder = recordings.unpack_to_folder("hand-fp32", tmp_path)
+    before = find_named(Recording.open(folder), "memory_step")[0]
+    low = [(4, 100 * MIB, ENCODE), (2, 200 * MIB, DECODE), (1, 500 * MIB, KEEP)]
+    add_look(folder, "peak", before.begin_ns - 10**9, 8, low, peak_bytes=1500 * MIB, before_bytes=600 * MIB)
+    recording = add_look(folder, "peak", before.known_ns - 2000, 200, high, peak_bytes=3000 * MIB, before_bytes=600)
+    step = find_named(recording, "memory_step")[0]
+    assert ("as many blocks, each" in step.details) is bool(told)
+    assert told in step.details
 
 
 def test_the_lines_of_the_highest_peak(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.evidence import Ints
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
-from zerotop.analysis.findings.support.links import Kinds, grew_at_pauses, grew_until_cleared
+from zerotop.analysis.findings.support.links import Kinds, freed_by_collector, grew_at_pauses, grew_until_cleared
 from zerotop.analysis.findings.support.memory import growing_readings, optimizer_growth
 from zerotop.analysis.findings.support.memory.block_shapes import LOGITS, find_first_backward, recognize_block
 from zerotop.analysis.findings.support.memory.looks import await_look
@@ -30,7 +30,11 @@ _KIND = FindingKind(
     headline="GPU memory {grows} {bytes_per_step:bytes} a step on {concerned:ranks}{until}",
     details="{steps:.0f} steps added {grown_bytes:bytes} in all: {held_bytes:bytes} after step {held_step:.0f}.",
     repeats=(Kinds(grew_at_pauses, "memory_creep"),),
-    superseded_by=(Kinds(grew_at_pauses, "memory_creep"), Kinds(grew_until_cleared, "kept_results")),
+    superseded_by=(
+        Kinds(grew_at_pauses, "memory_creep"),
+        Kinds(freed_by_collector, "memory_creep"),
+        Kinds(grew_until_cleared, "kept_results"),
+    ),
 )
 _LINE_KIND = _KIND.with_changes(
     confidence=0.95,

@@ -11,7 +11,7 @@ import numpy as np
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.causes.batch_causes import has_more_forwards, read_forwards
 from zerotop.analysis.findings.support.links import Kinds, grew_with_leak, took_more_for_growth
-from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look, find_growth, read_looks
+from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look, find_growth, find_scale, read_looks
 from zerotop.analysis.findings.support.thresholds import JUMP_BYTES
 from zerotop.analysis.formatting import Text, format_count
 from zerotop.analysis.memory.block_lines import Look
@@ -36,8 +36,13 @@ _LENGTH = _KIND.with_changes(
     confidence=0.9, advice="Cap the length of sequences, or group samples of similar length.", fix="{grouping_fix}"
 )
 _FORWARDS = _KIND.with_changes(confidence=0.85, advice="See which code calls the model more often in each step.")
+_LARGER = _KIND.with_changes(
+    confidence=0.7, advice="Cap the size of the inputs: the length of sequences, or the crop of images.", fix=""
+)
 _TRAINING = _KIND.with_changes(confidence=0.9, advice="", fix="")
 _AFTER_PAUSE = _KIND.with_changes(confidence=0.5)
+# Blocks become so many times as large if elements are of 4 bytes instead of 2, but for this share.
+_WIDER_TYPE, _TYPE_SHARE = 2.0, 0.1
 # By how many steps a change may be off.
 _STEPS_OFF = 2
 
@@ -100,12 +105,24 @@ def _name_line(group: Group, begin_ns: int, look: Look | None) -> Text | None:
     """Return the line that allocates more than before in the step that begins at ``begin_ns``; None if it is unknown."""
     if look is None:
         return None
-    earlier = [one for one in read_looks(group.lead, PEAK) if one.end_ns <= begin_ns]
-    growth = find_growth(look, earlier[-1] if earlier else None)
+    earlier = _read_earlier_look(group.lead, begin_ns)
+    growth = find_growth(look, earlier)
     if growth is None:
         return None
-    template = "{grown:bytes} more are allocated at {line}" if earlier else "{grown:bytes} are allocated at {line}"
+    template = (
+        "{grown:bytes} more are allocated at {line}" if earlier is not None else "{grown:bytes} are allocated at {line}"
+    )
     return Text(template, {"grown": growth.grown_bytes, "line": growth.line.text})
+
+
+def _read_earlier_look(lead: Process, begin_ns: int) -> Look | None:
+    return next((one for one in reversed(list(read_looks(lead, PEAK))) if one.end_ns <= begin_ns), None)
+
+
+def _find_scale(lead: Process, begin_ns: int, look: Look | None) -> float | None:
+    """Return how many times as large the blocks of the same lines are in the step that begins then; None if unknown."""
+    earlier = _read_earlier_look(lead, begin_ns)
+    return find_scale(look, earlier) if look is not None and earlier is not None else None
 
 
 def _build_finding(group: Group, step: _Step, found: FoundLook) -> Finding:
@@ -123,6 +140,11 @@ def _build_finding(group: Group, step: _Step, found: FoundLook) -> Finding:
         kind, cause = _find_cause(medians["rows"], medians["tokens"], _select_between(group.lead, before, after))
     if kind not in (_ROWS, _LENGTH, _FORWARDS) and (changed := _describe_training(group.lead, step, found.known_ns)):
         kind, cause = _TRAINING, changed
+    lead, begin_ns = group.lead, int(after["begin_unix_ns"][0])
+    if kind in (_KIND, _AFTER_PAUSE) and (scale := _find_scale(lead, begin_ns, found.look)) is not None:
+        is_type = abs(scale - _WIDER_TYPE) < _WIDER_TYPE * _TYPE_SHARE
+        kind, reason = (kind, "inputs are larger, or of a wider type") if is_type else (_LARGER, "inputs are larger")
+        cause = f"The same lines allocate as many blocks, each {scale:.1f} times as large: {reason}"
     evidence = {"before_bytes": before_bytes, "after_bytes": after_bytes}
     for name in ("rows", "tokens"):
         if min(medians[name]) > 0:
@@ -130,7 +152,7 @@ def _build_finding(group: Group, step: _Step, found: FoundLook) -> Finding:
     kind = group.keep_saving_advice(kind, int(after["end_unix_ns"][-1]))
     device, micro_batch = group.lead.device_bytes, group.engine.micro_batch
     left = device - after_bytes if device else None
-    lines = _name_line(group, int(after["begin_unix_ns"][0]), found.look)
+    lines = _name_line(group, begin_ns, found.look)
     earlier, first = int(before["step"][-1]), int(after["step"][0])
     is_exact = first - earlier <= 1
     since = f"from step {first} on" if is_exact else f"by step {first}"
@@ -160,7 +182,10 @@ def _find_cause(rows: tuple[float, float], tokens: tuple[float, float], first: R
     if min(rows) > 0 and rows[1] > 1.05 * rows[0]:
         return _ROWS, f"A rank's steps have {format_count(round(rows[1]), 'row')} instead of {rows[0]:.0f}"
     if min(tokens) > 0 and tokens[1] > 1.05 * tokens[0]:
-        return _LENGTH, f"A rank's sequences are longer: {tokens[1]:.0f} tokens a step instead of {tokens[0]:.0f}"
+        if min(rows) <= 0:
+            return _LENGTH, f"A rank's sequences are longer: {tokens[1]:.0f} tokens a step instead of {tokens[0]:.0f}"
+        shapes = [f"{count:,.0f} x {total / count:,.0f}" for count, total in zip(rows, tokens, strict=True)]
+        return _LENGTH, f"A rank's sequences are longer: {shapes[1]} tokens a step instead of {shapes[0]}"
     for column, name in (("eval_s", "An evaluation"), ("checkpoint_s", "A checkpoint")):
         if (first[column] > 0).any():
             return _AFTER_PAUSE, f"{name} came just before"

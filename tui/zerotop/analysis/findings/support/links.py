@@ -24,6 +24,8 @@ _TOGETHER_NS = 60 * 10**9
 # The part of the reserved memory that a leak has kept when it is to blame for a flush of the cache.
 _NOTABLY_LEAKED = 0.1
 # The part of what iterations became longer by that a line takes if it is all there is to tell.
+# Growth by more than so many times what the collector has freed is not freed.
+_SAME_GROWTH = 1.5
 _NEARLY_ALL = 0.8
 # A change of pace includes a near one if it begins at about the same level: they differ by at most this share of the change.
 _SKIPPED_SHARE = 0.25
@@ -345,6 +347,15 @@ def grew_with_leak(effect: Finding, cause: Finding) -> bool:
     if "bytes_per_pause" in told:
         return told["bytes_per_pause"] * (steps // told["steps_per_pause"] + 1) >= grown / 2
     return told.get("bytes_per_step", 0.0) * (steps + 1) >= grown / 2
+
+
+def freed_by_collector(effect: Finding, cause: Finding) -> bool:
+    """Whether growth that looks steady is what Python's collector has freed before: as fast, and no more of it."""
+    told, grown = cause.evidence, effect.evidence
+    if "steps_per_collection" not in told or "grown_bytes" not in grown or cause.begin_ns > effect.end_ns:
+        return False
+    is_alike = told["bytes_per_step"] / 2 <= grown["bytes_per_step"] <= told["bytes_per_step"] * 2
+    return is_alike and grown["grown_bytes"] <= _SAME_GROWTH * told["freed_bytes"]
 
 
 def grew_at_pauses(effect: Finding, cause: Finding) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import NamedTuple
 
 from zerotop.analysis.code_line import CodeLine
@@ -17,6 +18,8 @@ from zerotop_probe.recording.directory import STACKS_SETTING
 _PATIENCE_NS = 10_000_000_000
 # The least share of the growth, or of a peak, of a line that is named. Backward allocates as much again, without lines.
 _NOTABLE_SHARE = 0.1
+# Lines whose blocks have become larger alike: how many, by how much they differ, and their share of what all lines grew by.
+_LEAST_ALIKE, _SCALE_SHARE, _SCALED_SHARE = 2, 0.1, 0.7
 # A column of the allocator's table that is as old as the looks.
 _AS_OLD_AS_LOOKS = "device_allocs"
 
@@ -76,6 +79,22 @@ def find_growth(look: Look, before: Look | None) -> LineGrowth | None:
         return None
     line = next(blocks.line for blocks in look.blocks if blocks.line is not None and blocks.place == place)
     return LineGrowth(line, grown[place], _find_counts(look, before, place) if before is not None else None)
+
+
+def find_scale(look: Look, before: Look) -> float | None:
+    """Return how many times as large as before the blocks are of the lines that allocate most more; None without one.
+
+    There are several such lines, all alike, and each allocates as many blocks as before.
+    """
+    last, scales = _sum_by_place(before), []
+    grown = {place: size - last.get(place, 0) for place, size in _sum_by_place(look).items() if last.get(place, 0) < size}
+    for place in grown.keys() & last.keys():
+        if _count_by_size(before, place).total() == _count_by_size(look, place).total():
+            scales.append((1 + grown[place] / max(1, last[place]), grown[place]))
+    usual = median([scale for scale, _ in scales]) if len(scales) >= _LEAST_ALIKE else 0.0
+    alike = [size for scale, size in scales if abs(scale - usual) <= _SCALE_SHARE * usual]
+    explains = sum(alike) >= _SCALED_SHARE * max(sum(grown.values()), 1)
+    return usual if usual >= 1 + _SCALE_SHARE and len(alike) >= _LEAST_ALIKE and explains else None
 
 
 def _find_counts(look: Look, before: Look, place: str) -> tuple[int, int] | None:
