@@ -142,6 +142,27 @@ def test_each_update_of_a_progress_bar_counts(tmp_path: Path) -> None:
     assert len(set(series.times.tolist())) == 4
 
 
+@pytest.mark.parametrize(
+    "bar",
+    [
+        "",
+        "\r  0%|          | 0/120 [00:00<?, ?it/s]",
+        "\r 40%|####      | 48/120 [1:00:02<00:03, 1.25s/it]",
+        "\rvalid points: 40%|####      | 48/120 [00:02<00:03, 40.2it/s]",
+        "\r 40%|####      | 48.0k/120k [00:02<00:03, 40.2kB/s, test_acc=0.5]\x1b[A",
+        "\r48it [00:02, 40.2it/s]\x1b[A\x1b[A",
+        "\r                        \r ",
+    ],
+)
+def test_lines_printed_behind_a_bar_count(tmp_path: Path, bar: str) -> None:
+    """They are the same lines as without the bar, which is of any kind and drawn now and then."""
+    job = Printing(tmp_path)
+    for step, begin in enumerate(["", bar, "", bar, bar]):
+        job.write_output(f"{begin}loss={4 - step}.5 points={step}\n{bar}".encode())
+    job.write_output(b"\n")
+    assert read_logged(Recording.open(job.path))["loss"].values.tolist() == [4.5, 3.5, 2.5, 1.5, 0.5]
+
+
 @pytest.mark.parametrize(("engine", "library", "expected"), [(5, 0, "engine"), (2, 0, "printed"), (5, 1, "library")])
 def test_a_loss_that_an_engine_was_given_counts_if_fewer_are_printed(
     tmp_path: Path, engine: int, library: int, expected: str

@@ -7,19 +7,21 @@ The loss, gradient norm and learning rate that a job prints, in the common forms
 These are a dict as the Trainer prints it, ``{'loss': 1.2, 'learning_rate': 1e-5}``, JSON, and pairs such as ``step 3: loss
 1.2 | lr 1e-5`` or ``train_loss=1.2``. Values of an evaluation are other values. A job may print several losses, such as that
 of a step and the mean of an epoch: the first kind of line that was printed three times counts. Each update of a progress bar
-is such a line.
+is such a line, and so is what a job prints behind a bar of tqdm, which leaves the cursor there.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.stats.medians import compute_known_median
+from zerotop.recording.output.ansi import strip_escapes
 from zerotop.recording.output.transcript import read_updates
 from zerotop.recording.reader import Recording, Source
 from zerotop.recording.samples import Floats, Ints, Rows
@@ -37,6 +39,8 @@ _EVALUATION_WORD = re.compile(r"['\"](?:eval(?:uation)?|val(?:id(?:ation)?)?|tes
 _STEP = re.compile(
     r"(?<![a-z])(?:step|iter|iteration)['\"]?\s*[:=#]?\s*\[?\s*(\d{1,15})(?!\.?\d|[a-z_%]|\s*m?s\b)", re.IGNORECASE
 )
+# The end of tqdm's bar: [00:03<00:01, 30.1it/s, loss=0.5], or without a total [00:03, 30.1it/s].
+_BAR_END = re.compile(r"\[[\d:]+(?:<[\d:?]+)?, [^\[\]]*(?:/s|s/\w+)\b[^\[\]]*\]")
 _OTHER_RANK = re.compile(r"\s*\[(?:rank|default)[1-9]\d*\]:")
 _MOST_LETTERS = 40
 # Lines of one kind before it counts.
@@ -75,7 +79,7 @@ def parse_line(text: str) -> tuple[str, dict[str, float]] | None:
     if "train_runtime" in body and "train_loss" in body:  # the mean of all steps, at the end
         return None
     letters = re.sub(r"[^a-z]+", " ", re.sub(r"\d[\d.e+-]*", " ", text[:loss_at].lower()))[-_MOST_LETTERS:]
-    return "{" + ",".join(names) if found is not None else letters.replace(" s it ", " it s "), values
+    return "{" + ",".join(names) if found is not None else letters.replace(" s it ", " it s ").strip(), values
 
 
 class LoggedLines:
@@ -107,17 +111,24 @@ class LoggedLines:
             lines[0] = self._rests.get((source, code), b"") + lines[0]
             self._rests[source, code] = lines[-1][-_LONGEST_LINE:]
             for line, time_ns in zip(lines, times, strict=False):  # the last one is not finished
-                if (parsed := _parse_bytes(line)) is not None:
-                    kind, values, number = parsed
+                for kind, values, number in _parse_bytes(line):
                     self._kinds.setdefault(kind, []).append(LoggedLine(time_ns, values, number))
 
 
-def _parse_bytes(line: bytes) -> tuple[str, dict[str, float], int] | None:
+def _parse_bytes(line: bytes) -> Iterator[tuple[str, dict[str, float], int]]:
+    """Yield the kind, the values and the step's number of each text in a line that has a loss of the training."""
     if b"oss" not in line and b"OSS" not in line:
-        return None
-    text = line[:_LONGEST_LINE].decode(errors="replace")
-    parsed, number = parse_line(text), _STEP.search(text)
-    return (*parsed, int(number[1]) if number is not None else UNKNOWN) if parsed is not None else None
+        return
+    for text in _split_bars(strip_escapes(line[:_LONGEST_LINE].decode(errors="replace"))):
+        if (parsed := parse_line(text)) is not None:
+            number = _STEP.search(text)
+            yield *parsed, int(number[1]) if number is not None else UNKNOWN
+
+
+def _split_bars(text: str) -> list[str]:
+    """Return the progress bars at the begin of a line, and what was printed behind each."""
+    ends = [found.end() for found in _BAR_END.finditer(text)]
+    return [text[begin:end] for begin, end in pairwise([0, *ends, len(text)]) if begin < end]
 
 
 # What a job prints is read this often.

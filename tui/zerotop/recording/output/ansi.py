@@ -106,6 +106,11 @@ class TerminalScreen:
             self.rows[self._row] = {"1": " " * column + line[column:], "2": ""}.get(count, line[:column])
 
 
+def strip_escapes(text: str) -> str:
+    """Return the text without escape sequences, such as colours and moves of the cursor."""
+    return _ESCAPE_PATTERN.sub("", text) if "\x1b" in text else text
+
+
 def trim_rows(rows: Sequence[str], max_rows: int) -> tuple[str, ...]:
     """Return the last ``max_rows`` rows without blank ones at the end."""
     end = len(rows)
