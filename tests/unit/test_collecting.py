@@ -11,7 +11,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,15 @@ from hypothesis import strategies as st
 from free_ports import find_free_port
 from zerotop.commands.common import node_orders
 from zerotop.commands.common.errors import Problem
-from zerotop.commands.common.node_orders import DETACH, NODES_FILE, await_answers, count_stops, order_nodes, order_stop
+from zerotop.commands.common.node_orders import (
+    DETACH,
+    NODES_FILE,
+    await_answers,
+    count_stops,
+    order_nodes,
+    order_stop,
+    read_order,
+)
 from zerotop.commands.nodes import collector as collecting
 from zerotop.commands.nodes import forwarder, joining, messages
 from zerotop.commands.nodes.clocks import Alignment
@@ -77,6 +85,21 @@ class EndedJob:
 
     def carry_out(self, order: Mapping[str, Any]) -> tuple[list[str], bool]:
         raise ValueError(f"{order['action']} is not for this job")
+
+
+class ObedientJob(EndedJob):
+    """A job that ends with its last order; remembers which it has carried out."""
+
+    def __init__(self, orders: int = 0) -> None:
+        self.carried_out: list[Mapping[str, Any]] = []
+        self.orders = orders
+
+    def is_over(self) -> bool:
+        return self.stops + len(self.carried_out) >= self.orders
+
+    def carry_out(self, order: Mapping[str, Any]) -> tuple[list[str], bool]:
+        self.carried_out.append(order)
+        return ["Done."], True
 
 
 def make_source(folder: Path) -> Path:
@@ -760,6 +783,85 @@ def test_nodes_obey_orders_to_stop_once(tmp_path: Path) -> None:
     assert job.stops == 1, "an earlier order is not for a node that comes later"
 
 
+class OrderingLink(WrongAnswers):
+    """A link on which something is done before each message that only says that the node is there."""
+
+    def __init__(self, *collectors: Collector) -> None:
+        super().__init__(collectors[0])
+        self.collectors = collectors
+        self.actions: Iterator[Callable[[], Any]] = iter(())
+
+    async def request(self, message: bytes, timeout_s: float) -> bytes:
+        if KEY.open(message)[0]["kind"] == messages.WRITE:
+            next(self.actions, lambda: None)()
+        for collector in self.collectors:
+            collector.look_for_order()
+        return await super().request(message, timeout_s)
+
+    def move(self) -> None:
+        self.collector = self.collectors[1]
+
+
+@pytest.fixture
+def _beating(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarder, "BEAT_S", 0.02)
+    monkeypatch.setattr(forwarder, "PERIOD_S", 0.02)
+
+
+@pytest.mark.usefixtures("_beating")
+def test_an_older_order_of_another_recording_does_not_stop_the_job(tmp_path: Path) -> None:
+    older, job = tmp_path / "older" / "collected", ObedientJob(1)
+    make_collector(tmp_path / "older")
+    order_stop(older)
+    later = Collector(str(older), KEY, tell=lambda _: None)
+    stops: list[int] = []
+
+    def order() -> None:
+        stops.append(job.stops)
+        order_nodes(older, DETACH)
+
+    link = OrderingLink(make_collector(tmp_path), later)
+    link.actions = iter([lambda: None, link.move, lambda: None, order])
+    assert forward(make_source(tmp_path), link, job=job, patience_s=30.0)[0]
+    assert later.hosts == [HOST]
+    assert stops == [0]
+
+
+@pytest.mark.usefixtures("_beating")
+def test_orders_of_a_new_recording_are_obeyed_though_the_last_one_had_more(tmp_path: Path) -> None:
+    older, newer = tmp_path / "older" / "collected", tmp_path / "collected"
+    later, job = make_collector(tmp_path), ObedientJob(2)
+    link = OrderingLink(make_collector(tmp_path / "older"), later)
+
+    def order_twice() -> None:
+        order_nodes(older, DETACH)
+        order_nodes(older, DETACH)
+
+    link.actions = iter([order_twice, link.move, lambda: None, lambda: order_nodes(newer, DETACH)])
+    assert forward(make_source(tmp_path), link, job=job, patience_s=30.0)[0]
+    later.look_for_order()
+    assert [order["number"] for order in job.carried_out] == [2, 1]
+    assert await_answers(newer, 1) == ([f"{HOST}: Done."], True)
+
+
+@pytest.mark.usefixtures("_beating")
+def test_an_order_during_another_is_carried_out_afterwards(tmp_path: Path) -> None:
+    class Slow(ObedientJob):
+        def carry_out(self, order: Mapping[str, Any]) -> tuple[list[str], bool]:
+            time.sleep(0.5)
+            return super().carry_out(order)
+
+    collector, job = make_collector(tmp_path), Slow(2)
+
+    def order() -> None:
+        order_nodes(tmp_path / "collected", DETACH)
+
+    link = OrderingLink(collector)
+    link.actions = iter([order, order])
+    assert forward(make_source(tmp_path), link, job=job)[0]
+    assert [order["number"] for order in job.carried_out] == [1, 2]
+
+
 def order_during(folder: Path, collector: Collector, *, at: int = 11) -> WrongAnswers:
     """Return a connection during which an order is given."""
 
@@ -807,11 +909,9 @@ def test_an_impossible_order_is_not_obeyed(tmp_path: Path, order: Any) -> None:
             answer = KEY.open(await super().request(message, timeout_s))[0]
             return KEY.seal(answer | ({"order": order} if self.count > 11 else {}))
 
-    class Untouched(EndedJob):
-        def carry_out(self, order: Mapping[str, Any]) -> tuple[list[str], bool]:
-            pytest.fail("carried out")
-
-    assert forward(make_source(tmp_path), Ordering(make_collector(tmp_path)), job=Untouched())[0]
+    job = ObedientJob()
+    assert forward(make_source(tmp_path), Ordering(make_collector(tmp_path)), job=job)[0]
+    assert not job.carried_out
 
 
 def test_a_late_order_is_withdrawn_and_the_silent_node_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -826,10 +926,41 @@ def test_a_late_order_is_withdrawn_and_the_silent_node_named(tmp_path: Path, mon
     assert (sentences, done) == (["node7 does not answer. It may have taken the order, and takes none this late."], False)
 
 
-def test_without_a_collector_an_order_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_collector_an_order_is_refused_and_withdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_orders, "_HEARD_S", 0.2)
+    collector, folder = make_collector(tmp_path), tmp_path / "collected"
+    first = order_nodes(folder, DETACH)
     with pytest.raises(Problem, match="nobody collects"):
-        await_answers(tmp_path, order_nodes(tmp_path, DETACH))
+        await_answers(folder, first)
+
+    class Looking(WrongAnswers):
+        async def request(self, message: bytes, timeout_s: float) -> bytes:
+            if self.count >= 11:  # it stood still until now
+                collector.look_for_order()
+            return await super().request(message, timeout_s)
+
+    job = ObedientJob()
+    assert forward(make_source(tmp_path), Looking(collector), job=job)[0]
+    assert not job.carried_out
+    assert order_nodes(folder, DETACH) > first
+
+
+def test_an_order_that_came_too_late_is_not_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(WrongAnswers):
+        async def request(self, message: bytes, timeout_s: float) -> bytes:
+            if self.count == 11:
+                order_nodes(folder, DETACH)
+            collector.look_for_order()
+            answer = await super().request(message, timeout_s)
+            if KEY.open(answer)[0].get("order"):
+                await asyncio.sleep(0.2)
+            return answer
+
+    monkeypatch.setattr(forwarder, "WAY_S", 0.1)
+    collector, folder, job = make_collector(tmp_path), tmp_path / "collected", ObedientJob()
+    assert forward(make_source(tmp_path), Late(collector), job=job)[0]
+    assert not job.carried_out
+    assert read_order(folder)["number"] == 1
 
 
 def test_an_order_with_another_token_is_not_obeyed(tmp_path: Path) -> None:
@@ -841,10 +972,8 @@ def test_an_order_with_another_token_is_not_obeyed(tmp_path: Path) -> None:
             answer = KEY.open(raw)[0] | {"order": {"number": 99, "action": DETACH}}
             return JobKey(KEY.job, "another token").seal(answer)
 
-    class Untouched(EndedJob):
-        def carry_out(self, order: Mapping[str, Any]) -> tuple[list[str], bool]:
-            pytest.fail("carried out")
-
-    done, told = forward(make_source(tmp_path), Forging(make_collector(tmp_path)), job=Untouched())
+    job = ObedientJob()
+    done, told = forward(make_source(tmp_path), Forging(make_collector(tmp_path)), job=job)
     assert not done
+    assert not job.carried_out
     assert "is not valid" in told[0]

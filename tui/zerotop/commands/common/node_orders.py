@@ -69,9 +69,13 @@ DETACH, MICROSCOPE = "detach", "microscope"
 """Orders that each node carries out once, and answers."""
 ORDER_S = 5.0
 """For how long an order is passed on: a node that does not take it by then will not carry it out later."""
+WAY_S = 2.0
+"""A node takes no order from an answer that it has waited for longer, so that it is known when all is over."""
 _ANSWERS_FILE = "order-answers.json"
-# An order is seen by the collector within half a second; then nodes have ORDER_S and a second for the answer's way back.
-_HEARD_S, _TAKEN_S = 3.0, ORDER_S + 1.5
+# A collector sees an order within half a second; then nodes have this time to say that they have taken it.
+_HEARD_S, _TAKEN_S = 3.0, ORDER_S + WAY_S
+# How long the collector may take from reading an order to writing down who is asked.
+_WITHDRAWN_S = 0.5
 _DONE_S = 60.0
 _POLL_S = 0.1
 _NOBODY = "No node was asked: nobody collects this recording now. Start zerotop collect again, or ask on the nodes"
@@ -91,6 +95,17 @@ def read_order(folder: Path) -> dict[str, Any]:
     return order if isinstance(order, dict) and isinstance(order.get("number"), int) else {}
 
 
+def is_withdrawn(order: Mapping[str, Any]) -> bool:
+    """Whether somebody was told that this order was not passed on."""
+    return order.get("withdrawn") is True
+
+
+def _withdraw_order(folder: Path, number: int) -> None:
+    order = read_order(folder)
+    if order.get("number") == number:
+        write_text_file(folder / _FILE, json.dumps(_read_json(folder / _FILE) | {"order": order | {"withdrawn": True}}))
+
+
 class OrderAnswer(NamedTuple):
     """What a node has answered to an order so far."""
 
@@ -108,20 +123,26 @@ def write_answers(folder: Path, number: int, asked: Collection[str], answers: Ma
 def await_answers(folder: Path, number: int) -> tuple[list[str], bool]:
     """Wait until the nodes have carried out an order; return sentences, and whether all have.
 
-    Raises Problem if there is no collector that passes it on.
+    Raises Problem if there is no collector that passes it on; then none will do so later. Raises OSError.
     """
     began_s = time.monotonic()
+    seen_s: float | None = None  # when the collector had taken note
+    withdrawn_s: float | None = None
     asked: list[str] | None = None
     answers: dict[str, OrderAnswer] = {}
-    while (waited_s := time.monotonic() - began_s) < _DONE_S:
+    while (now_s := time.monotonic()) - began_s < _DONE_S:
         value = _read_json(folder / _ANSWERS_FILE)
         if value.get("number") == number:
-            asked = value["asked"]
+            asked, seen_s = value["asked"], seen_s or now_s
             answers = {host: OrderAnswer(**answer) for host, answer in value["answers"].items()}
-        elif waited_s > _HEARD_S:
+        elif withdrawn_s is None and now_s - began_s > _HEARD_S:
+            _withdraw_order(folder, number)
+            withdrawn_s = now_s
+        elif withdrawn_s is not None and now_s - withdrawn_s > _WITHDRAWN_S:
             raise Problem(_NOBODY)
         open_hosts = [] if asked is None else [host for host in asked if host not in answers or not answers[host].is_done]
-        if asked is not None and (not open_hosts or (waited_s > _TAKEN_S and not answers.keys() & set(open_hosts))):
+        is_late = seen_s is not None and now_s - seen_s > _TAKEN_S
+        if asked is not None and (not open_hosts or (is_late and not answers.keys() & set(open_hosts))):
             break
         time.sleep(_POLL_S)
     sentences = [f"{host}: {sentence}" for host, answer in sorted(answers.items()) for sentence in answer.said]

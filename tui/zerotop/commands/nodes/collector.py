@@ -21,6 +21,7 @@ from zerotop.commands.common.node_orders import (
     ORDER_S,
     OrderAnswer,
     count_stops,
+    is_withdrawn,
     read_order,
     read_wanted_nodes,
     write_answers,
@@ -228,14 +229,16 @@ class Collector:
     def look_for_order(self) -> None:
         """Take note of a new order, and write down what was answered."""
         order = read_order(Path(self._folder))
-        if order.get("number", 0) > self._order.get("number", 0):
-            self._order, self._ordered_s, self._answers = order, time.monotonic(), {}
+        is_new = order.get("number", 0) > self._order.get("number", 0) and not is_withdrawn(order)
+        if is_new:
+            self._order, self._ordered_s, self._answers = order, -ORDER_S, {}
             self._asked = [host for host in self._known if host not in self._nodes or not self._nodes[host].has_ended]
-            self._has_new_answers = True
-        if self._has_new_answers:
+        if is_new or self._has_new_answers:
             self._has_new_answers = False
             with contextlib.suppress(OSError):  # whoever gave the order is told that nobody answers
                 write_answers(Path(self._folder), self._order["number"], self._asked, self._answers)
+                if is_new:
+                    self._ordered_s = time.monotonic()
 
     def _note_answer(self, host: str, answer: Any) -> None:
         if not isinstance(answer, dict) or answer.get("number") != self._order.get("number") or host not in self._asked:
@@ -290,7 +293,7 @@ class Collector:
         node.listing = None
         node.session, node.number, node.has_ended = str(header.get("session")), 0, False
         self._note_heard(node)
-        return {"kind": messages.OK}
+        return {"kind": messages.OK, "recording": _identify_recording(self._folder)}
 
     def _add_node(self, host: str, recording: str, info: dict[str, Any], alignment: Alignment | None) -> None:
         """Write down a new node and its clock, before any of its files. Raise BadMessage, OSError."""
@@ -397,6 +400,14 @@ def _make_own_identity() -> Identity:
     """Return an identity whose files are none of a node's, should one run on this machine: a node's name has no ``-``."""
     own = Identity.for_this_process("control")
     return own._replace(host=f"{own.host}-collector")
+
+
+def _identify_recording(folder: str) -> str:
+    """Return what tells this recording from another of the same job, perhaps at the same place: each numbers its orders."""
+    with contextlib.suppress(OSError):
+        status = os.stat(os.path.join(folder, SESSION_FILE))
+        return f"{status.st_ino}-{status.st_mtime_ns}"
+    return ""
 
 
 def prepare_folder(folder: str, job: str) -> int:

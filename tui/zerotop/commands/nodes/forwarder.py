@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from zerotop.commands.common.errors import describe_error
+from zerotop.commands.common.node_orders import WAY_S
 from zerotop.commands.nodes import messages
 from zerotop.commands.nodes.clocks import Alignment
 from zerotop.commands.nodes.link import Connect, Link, LinkError
@@ -71,6 +72,7 @@ class Forwarder:
     ) -> None:
         self._folder, self._host, self._key, self._connect = folder, host, key, connect
         self._job, self._tell, self._patience_s = job, tell, patience_s
+        self._recording: Any = None  # the collected one, in which orders are numbered
         self._stops: int | None = None  # orders to stop that we know of
         self._order: int | None = None  # the number of the last other order that we know of
         self._obeying: asyncio.Task[None] | None = None
@@ -155,7 +157,9 @@ class Forwarder:
         try:
             self._alignment = self._alignment or await self._align_clock(link)
             hello["alignment"] = self._alignment
-            await self._ask(link, hello)
+            recording = (await self._ask(link, hello)).get("recording")
+            if recording != self._recording:
+                self._recording, self._stops, self._order, self._obeyed = recording, None, None, None
             while True:
                 after = listed[-1][0] if listed else ""
                 answer = await self._ask(link, {"kind": messages.LIST, "after": after})
@@ -202,7 +206,7 @@ class Forwarder:
         ask = {"host": self._host, "session": self._session, "over": self._over_s is not None, **header}
         if (obeyed := self._obeyed) is not None:
             ask["obeyed"] = obeyed
-        question = secrets.token_hex(8)
+        question, asked_s = secrets.token_hex(8), time.monotonic()
         raw = await link.request(self._key.seal(ask | {"question": question}, data), ANSWER_S)
         try:
             answer, _ = self._key.open(raw)
@@ -221,7 +225,7 @@ class Forwarder:
         if self._obeyed is obeyed and header["kind"] not in (messages.HELLO, messages.PING):
             self._obeyed = None
         self._obey(answer.get("stops"))
-        if "order" in answer:
+        if "order" in answer and self._sent_s - asked_s < WAY_S:
             self._obey_order(answer["order"])
         if "detail" in answer:  # also with the list, before anything is sent
             self._is_reduced = answer["detail"] is False
@@ -236,7 +240,7 @@ class Forwarder:
                 self._job.stop()
             except OSError as error:
                 self._tell(f"The job cannot be stopped: {describe_error(error)}")
-        self._stops = stops
+        self._stops = max(stops, self._stops or 0)
 
     @property
     def _is_obeying(self) -> bool:
@@ -245,9 +249,9 @@ class Forwarder:
     def _obey_order(self, order: Any) -> None:
         """Begin to carry out an order that was given since we began."""
         number = order.get("number") if isinstance(order, dict) else 0
-        if type(number) is not int:
+        if type(number) is not int or self._is_obeying:
             return
-        if self._order is not None and number > self._order and not self._is_obeying:
+        if self._order is not None and number > self._order:
             self._obeyed = {"number": number}
             self._obeying = asyncio.create_task(self._carry_out(number, order))
         self._order = max(number, self._order or 0)
