@@ -17,9 +17,10 @@ import recordings
 from changed_recordings import change_table
 from counted_recordings import count_steps
 from declared_events import check_event
+from in_pieces import find_in_pieces
 from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.analysis.findings import Finding, Severity, detect_findings
-from zerotop.analysis.findings.pace import repeated_pause
+from zerotop.analysis.findings.pace import repeated_pause, time_in_line
 from zerotop.analysis.findings.support.causes.loader_causes import LoaderCause
 from zerotop.analysis.findings.support.lines.known_calls import find_known_call
 from zerotop.analysis.findings.support.lines.stack_lines import is_training
@@ -490,17 +491,8 @@ def test_data_that_is_late_at_regular_distances(
         assert one.step == 10
 
 
-@pytest.mark.parametrize(
-    ("stack", "computing", "expected"),
-    [
-        (COLLECT, 0.0, ["69 ms of each 96 ms iteration are lost from step 13 on: train.py:60"]),
-        (COLLECT, 0.9, []),  # all takes longer: others may use the cores
-        (([LOOP], "deepspeed.runtime.engine.DeepSpeedEngine.step"), 0.0, []),
-    ],
-)
-def test_a_line_that_slows_most_steps(tmp_path: Path, stack: Any, computing: float, expected: list[str]) -> None:
-    """From step 13 on the rank stops before two of three steps, where no level of the iterations changes for long."""
-    folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
+def slow_most_steps(folder: Path, stack: Any, computing: float = 0.0, *, rank: int = 0, late_ns: int = 110_000_000) -> None:
+    """Insert a pause before two of three steps of a rank from step 13 on, and stacks that are written so much later."""
     begins: list[tuple[int, int]] = []
 
     def insert_pauses(spans: Any) -> None:
@@ -515,18 +507,41 @@ def test_a_line_that_slows_most_steps(tmp_path: Path, stack: Any, computing: flo
             for name, rows in (("begin_ns", spans["step"] > step), ("end_ns", (spans["step"] > step) | inside)):
                 spans[name][rows] += int(computing * 1e9)
 
-    change_table(folder, "spans-rank0", insert_pauses)
-    (path,) = folder.glob("events-rank0-*.jsonl")
+    change_table(folder, f"spans-rank{rank}", insert_pauses)
+    (path,) = folder.glob(f"events-rank{rank}-*.jsonl")
     with path.open("a") as file:
         for step, begin in begins:
             frames = [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in stack[0]]
-            times = {"time_ns": begin + 110_000_000, "begin_ns": begin, "end_ns": begin + 90_000_000, "step": step}
+            times = {"time_ns": begin + late_ns, "begin_ns": begin, "end_ns": begin + 90_000_000, "step": step}
             stacks = [{"seconds": 0.09, "call": stack[1], "frames": [0]}]
             facts = {"where": "between phases", "why": "slow", "frames": frames, "stacks": stacks}
             file.write(json.dumps({"event": "stacks", **times, **facts}) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("stack", "computing", "expected"),
+    [
+        (COLLECT, 0.0, ["69 ms of each 96 ms iteration are lost from step 13 on: train.py:60"]),
+        (COLLECT, 0.9, []),  # all takes longer: others may use the cores
+        (([LOOP], "deepspeed.runtime.engine.DeepSpeedEngine.step"), 0.0, []),
+    ],
+)
+def test_a_line_that_slows_most_steps(tmp_path: Path, stack: Any, computing: float, expected: list[str]) -> None:
+    """From step 13 on the rank stops before two of three steps, where no level of the iterations changes for long."""
+    folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
+    slow_most_steps(folder, stack, computing)
     recording = Recording.open(folder)
     findings = [one for one in detect_findings(recording, recording.end_ns) if one.name == "time_lost_in_line"]
     assert [one.headline for one in findings] == expected
+
+
+def test_a_line_of_several_ranks_is_told_of_the_first_that_shows_it(tmp_path: Path) -> None:
+    """Also where a long recording is read a little at a time."""
+    folder = recordings.unpack_to_folder("cpu-clean", tmp_path)
+    for rank, late_ns in enumerate((110_000_000, 100_000_000)):
+        slow_most_steps(folder, COLLECT, rank=rank, late_ns=late_ns)
+    found = find_in_pieces(folder, time_in_line.detect, (16384, 30))
+    assert [one.ranks for one in found] == [(1,)]
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     Ranks whose memory rises alike share one finding. The rise in the first real step is left out.
     """
     settled = [one for one in window.await_each(_find_growths(window), _await_container) if _counts(window.subject, *one)]
-    growths: list[tuple[_Growth, FoundContainer]] = window.keep(list)
+    growths: list[tuple[_Growth, FoundContainer]] = window.keep(list)  # an earlier one is told again, and ends
     growths += sorted(settled, key=lambda one: (one[1].known_ns, one[0].end_ns, one[0].process.rank))
     for news in window.items(_list_news(growths, window.recording.cursor_ns)):
         yield _build_finding(window.subject, news)

@@ -106,7 +106,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
     The finding is told again each time the growth has doubled, and when it has ended.
     """
-    stretches: list[growing_readings.GrowthStretch] = window.keep(list)
+    stretches: list[growing_readings.GrowthStretch] = window.keep(list)  # a later one may tell a creep again, or its end
     found = [one for process in window.subject.processes for one in growing_readings.read_stretches(window, process)]
     stretches += sorted(found, key=lambda one: (one.end_ns, one.process.rank))
     creeps = window.extend(partial(_find_next, window, stretches), 0)

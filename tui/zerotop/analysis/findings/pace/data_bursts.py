@@ -66,7 +66,7 @@ class _Bursts(NamedTuple):
 def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report the waits of the first rank that shows them, and again with more of them."""
     for process in window.subject.processes:
-        seen: list[_Seen] = window.keep(list, process)
+        seen: list[_Seen] = window.keep(list, process)  # reads the stacks of each step once
         for event in select_events_in(window.items(process.events_of(Stacks), process), _PLACES, SLOW):
             if event.step is not None and event.step != next((one.step for one in reversed(seen) if one.waits), None):
                 seen.append(_read_event(event, event.step))

@@ -71,7 +71,8 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     group, steps = window.subject, window.subject.lead.steps
     rises = window.keep(_new_trend_finder).find_rises(steps["iteration_s"], SETTLED_STEPS, share=DRIFT_SHARE)
     rises = (rise for rise in rises if rise.high >= SHORTEST_ITERATION_S)
-    costly = await_notable(window.keep(list[Rise]), steps, rises, partial(_measure_level, group))
+    waiting = window.keep(list[Rise])  # the next rise may lead back: then they are dropped
+    costly = await_notable(waiting, steps, rises, partial(_measure_level, group))
     measured = [_Drift.measure(group, rise, known_ns) for rise, known_ns in costly]
     judged = [(drift, _is_drift(drift, steps["iteration_s"])) for drift in measured]
     named = window.await_each(

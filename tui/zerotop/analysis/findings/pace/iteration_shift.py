@@ -77,7 +77,7 @@ _LEAST_COST = 0.03
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report each change of level of the iterations, including changes that show only in their cause, and their ends."""
-    lead, followed = window.subject.lead, window.keep(FollowedShifts)
+    lead, followed = window.subject.lead, window.keep(FollowedShifts)  # each change is compared with those before it
     known = window.await_each(followed.real.list_new(window), lambda shift: await_line(shift.find_delay()), await_line)
     for shift, found in sorted(known, key=lambda one: one[1].known_ns):
         yield from map(_build_finding, followed.tell_until(lead, found.known_ns - 1))  # its end may be known then, too

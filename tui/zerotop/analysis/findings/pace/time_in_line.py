@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from operator import ne
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,16 +147,16 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     The former is told again with more steps, as samples come, up to a change of pace. If only one rank spends time there
     from the first steps on, it is a straggler.
     """
-    group, samples = window.subject, window.keep(_SampleTotal)
+    group, samples = window.subject, window.keep(_SampleTotal)  # counts each event once: a long job has thousands
     for event in _read_new(window, group.lead, SHARE, of=_ALWAYS):
         if not group.has_stages:
             samples.add(event, _count_samples(event))
             if samples.is_due(_FEWEST_SAMPLES, _MORE_SAMPLES):
                 yield from _check_whole_training(group, event)
-    for process in group.processes:
-        for why in (SLOW, SHARE):
-            for event in _read_new(window, process, why, of=_LATER):
-                yield from _check_change(window, process, event)
+    reasons = [(process, why) for process in group.processes for why in (SLOW, SHARE)]
+    new = [(process, event) for process, why in reasons for event in _read_new(window, process, why, of=_LATER)]
+    for process, event in sorted(new, key=lambda one: one[1].unix_ns):  # the first rank that shows a line names it
+        yield from _check_change(window, process, event)
 
 
 def _read_new(window: SearchWindow[Group], process: Process, why: str, *, of: FindingKind) -> list[Stacks]:
@@ -223,7 +222,7 @@ def _check_change(window: SearchWindow[Group], process: Process, event: Stacks) 
         if own is None or is_training(own.callees, BETWEEN):
             continue
         key = own.file, own.line
-        samples = window.keep(_SampleTotal, (process.source, event.why, *key))
+        samples = window.keep(_SampleTotal, (process.source, event.why, *key))  # since the line was seen first
         first = samples.add(event, (stack.seconds if is_slow else stack.count) or 0)
         if (event.last_step or event.step or 0) - (first.step or 0) < _SAMPLED_STEPS:
             continue
@@ -233,7 +232,7 @@ def _check_change(window: SearchWindow[Group], process: Process, event: Stacks) 
         line = find_line(Delay(process, BETWEEN, begin_ns - 1, event.unix_ns, event.unix_ns), why=event.why)
         if line is not None and (line.file, line.line) == key and line.share >= _LINE_SHARE:
             finding = _measure_loss(group, process, (begin_ns, first.step or 0), line, event)
-            if finding is not None and window.is_news(key, ne, key) and not is_named(group, line, event.unix_ns):
+            if finding is not None and not is_named(group, line, event.unix_ns):
                 yield finding
 
 

@@ -129,7 +129,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report turns after the second cycle of a process, and growth from the third on; again when it has doubled."""
     samples = window.records(window.recording.at.records("gpu_processes", window.host))
     for gpu, on_gpu in split_samples(samples, "gpu") if len(samples) else ():
-        processes: dict[int, _Readings] = window.keep(dict, gpu)  # by PID
+        processes: dict[int, _Readings] = window.keep(dict, gpu)  # by PID: a cycle may take as long as the job
         for pid, own in split_samples(on_gpu, "pid"):
             readings = processes.setdefault(pid, _Readings())
             readings.times.add_rows(len(own))[:], readings.used.add_rows(len(own))[:] = own.times, own.rows["used_bytes"]
