@@ -16,7 +16,7 @@ from zerotop.recording.reader import Source
 # Enough for the messages of schedulers and launchers and a few tracebacks.
 _READ_BYTES = 1 << 18
 # Of the output since the last look, as many records are read, and as many bytes of a line without an end are kept.
-_NEW_RECORDS, _LONGEST_BYTES = 1 << 14, 1 << 16
+_NEW_RECORDS, _LONGEST_BYTES = 1 << 16, 1 << 16
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
@@ -51,31 +51,40 @@ class LineFollower:
     """Reads the finished lines of each stream of output once, while the cursor moves on."""
 
     def __init__(self) -> None:
-        self._streams: dict[tuple[str, int], tuple[int, list[PrintedLine], bytes]] = {}
+        self._streams: dict[tuple[str, int], tuple[int, bytes]] = {}  # records read, and a line without an end
+        self._marked: dict[tuple[str, int], list[PrintedLine]] = {}
+
+    def read_new(self, at: At) -> Iterator[list[PrintedLine]]:
+        """Yield the new lines of each stream that has some."""
+        for _, lines, times_ns in self._read_streams(at):
+            yield list(map(_clean_line, lines, times_ns))
 
     def read_after(self, at: At, mark: str, most: int) -> Iterator[list[PrintedLine]]:
-        """Yield what each stream has that is new, from its last ``mark`` on if that is at most so many lines before.
+        """Yield the new lines of each stream, from its last ``mark`` on if that is at most so many lines before.
 
-        Streams without a new line, and without a mark in these, are left out.
+        Streams without a mark in these are left out.
         """
+        for key, finished, times_ns in self._read_streams(at):
+            lines = self._marked.pop(key, [])
+            if lines or any(mark.encode() in line for line in finished):
+                lines += map(_clean_line, finished, times_ns)
+                places = [index for index, line in enumerate(lines) if mark in line.text]
+                yield lines[places[0] :]
+                if len(lines) - places[-1] <= most:
+                    self._marked[key] = lines[places[-1] :]
+
+    def _read_streams(self, at: At) -> Iterator[tuple[tuple[str, int], list[bytes], list[int]]]:
         for source in at.sources["output"]:
             count = source.count_until(at.cursor_ns)
             for code in np.unique(source.array["stream"][:count][-_NEW_RECORDS:]).tolist():
                 key = str(source.path), code
-                begin, before, rest = self._streams.get(key, (0, [], b""))
+                begin, rest = self._streams.get(key, (0, b""))
                 begin = max(begin, count - _NEW_RECORDS)
                 parts, times_ns = read_lines(source, code, begin, count) if begin < count else ([b""], [])
                 *finished, unfinished = [rest + parts[0], *parts[1:]]
-                lines = before
-                if before or any(mark.encode() in line for line in finished):
-                    lines = [*before, *map(_clean_line, finished, times_ns)]
-                    first = next((index for index, line in enumerate(lines) if mark in line.text), len(lines))
-                    lines = lines[first:]
-                    if finished and lines:
-                        yield lines
-                last = max((index for index, line in enumerate(lines) if mark in line.text), default=len(lines))
-                kept = lines[last:] if len(lines) - last <= most else []
-                self._streams[key] = count, kept, unfinished[-_LONGEST_BYTES:]
+                self._streams[key] = count, unfinished[-_LONGEST_BYTES:]
+                if finished:
+                    yield key, finished, times_ns
 
 
 def _clean_line(line: bytes, time_ns: int) -> PrintedLine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from zerotop.analysis.failures.tracebacks import THREAD_MARK, Traceback, parse_tracebacks
 from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, Group, SearchWindow, in_job
@@ -40,5 +41,5 @@ def _build_finding(recording: Evidence, traceback: Traceback) -> Finding:
     group: Group | None = groups[-1] if groups else None
     ranks = [one.rank for one in group.processes] if group is not None else []
     named = [traceback.rank] if traceback.rank is not None else ranks if len(ranks) == 1 else []
-    values = {**traceback.describe(), "thread": name_thread(traceback.thread)}
+    values: dict[str, Any] = {**traceback.describe(), "thread": name_thread(traceback.thread)}
     return _KIND.at(group, traceback.time_ns, traceback.time_ns, {}, ranks=named, **values)
