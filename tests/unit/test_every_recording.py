@@ -28,7 +28,7 @@ from zerotop.analysis.memory.host_ledger import read_host_ledgers
 from zerotop.analysis.memory.ledger_rows import ALLOCATED, FREED, OUTSIDE, UNALLOCATED, UNEXPLAINED
 from zerotop.analysis.memory.peak_ledger import read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
-from zerotop.analysis.reports.finding_costs import measure_training_s, rank_findings
+from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.reports.recording_summary import build_overview
 from zerotop.analysis.views.memory_view import read_memory_view
@@ -117,10 +117,9 @@ def every_finding_is_complete(recorded: Recorded) -> None:
 
 def a_warning_costs_time_or_memory_or_names_a_danger(recorded: Recorded) -> None:
     steps = RecordingSource(recorded.recording).job_steps
-    training_s = measure_training_s(steps)
     for cost in rank_findings(recorded.findings, steps, recorded.recording.end_ns):
         if cost.finding.severity is Severity.WARNING and cost.finding.name not in DANGERS:
-            assert cost.bytes or cost.compute_share(training_s) >= LEAST_SHARE, cost.finding.headline
+            assert cost.bytes or (cost.share or 0.0) >= LEAST_SHARE, cost.finding.headline
 
 
 def findings_at_a_cursor_are_those_known_by_then(recorded: Recorded) -> None:

@@ -81,7 +81,7 @@ _EXPLAINED_SHARE = 1 / 3
 _UNSEEN_NS, _STEPS_OFF = 100_000_000, 2
 
 # In these a thread gives the lock away.
-_WAITS = frozenset((WaitKind.SLEEP, WaitKind.LOCK, WaitKind.FILE, WaitKind.NETWORK, WaitKind.DATA, WaitKind.WORKERS))
+_WAITING = frozenset((WaitKind.SLEEP, WaitKind.LOCK, WaitKind.FILE, WaitKind.NETWORK, WaitKind.DATA, WaitKind.WORKERS))
 _BACKWARD_FILES = ("torch/autograd/graph.py", "torch/autograd/__init__.py")
 
 _ADVICE = (
@@ -175,7 +175,7 @@ def _is_training(event: events.BusyThread) -> bool:
 def _is_waiting(event: events.BusyThread) -> bool:
     """Whether the thread was seen to wait as often as to compute: a thread that waits does not hold the lock."""
     counts = [(stack.count or 1, find_wait(one).kind) for stack, one in zip(event.stacks, list_stacks(event), strict=True)]
-    return 2 * sum(count for count, kind in counts if kind in _WAITS) >= sum(count for count, _ in counts)
+    return 2 * sum(count for count, kind in counts if kind in _WAITING) >= sum(count for count, _ in counts)
 
 
 def _find_line(event: events.BusyThread) -> CodeLine | None:
