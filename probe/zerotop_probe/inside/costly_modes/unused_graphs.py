@@ -133,7 +133,7 @@ def _find_nodes(result: Any) -> Iterator[Any]:
 
 def _list_children(item: Any) -> list[Any]:
     if isinstance(item, dict):
-        return list(item.values())
+        return list(dict.values(item))
     if isinstance(item, (tuple, list)):
         return list(item[:_MOST_RESULTS])
     return list(vars(item).values()) if hasattr(item, "__dataclass_fields__") else []
