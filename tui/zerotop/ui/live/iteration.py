@@ -21,6 +21,7 @@ LEGEND_WIDTH, _WIDE_LEGEND = 17, 27  # the wide one has room for whole names
 # Steps from the end among which the legend looks for one with phases.
 _FAR_STEPS = 32
 _WIDE_FROM = 76  # cells of the panel
+_LONGEST_S = 1e300  # a longer iteration is not drawn to scale
 _MAX_STEP_WIDTH = 12  # cells of a step
 _PLANNED_STEPS = (16, 24, 32, 48, 64, 96, 128, 192, 256)  # of a run whose length is unknown
 
@@ -144,7 +145,7 @@ def _plot_steps(
     plot = canvas.slice_rows(spare, plot_rows)
     column_width = step_width - (step_width > 2)
     drawn = np.arange(step_width) < column_width  # of the cells of a step; the last one may be a gap
-    shrink = np.minimum(1.0, scale.uppermost / iterations.iteration_s[shown])
+    shrink = scale.uppermost / np.clip(iterations.iteration_s[shown], scale.uppermost, _LONGEST_S)
     layers = [
         (phase_style(name), np.where(drawn, (seconds * shrink)[:, None], 0.0).ravel())
         for name, seconds in _list_phases(iterations, shown).items()
