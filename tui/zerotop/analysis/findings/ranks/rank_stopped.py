@@ -40,10 +40,10 @@ _EVENTS: tuple[type[_Event], ...] = (events.RankStopped, events.RankContinued, e
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report a stop when it ends, and earlier if it lasts long; only once for ranks that were stopped together."""
     ranks = {process.key: process.rank for process in window.subject.processes}
-    stopped: dict[ProcessKey, int] = {}  # since when, of those that are stopped now
-    stops: list[tuple[int, int]] = []  # (when, rank) of all stops
-    known = (event for kind in _EVENTS for event in window.recording.events_of(kind))
-    for event in sorted(known, key=lambda event: event.unix_ns):
+    stopped: dict[ProcessKey, int] = window.keep(dict)  # since when, of those that are stopped now
+    stops: list[tuple[int, int]] = window.keep(list)  # (when, rank) of all stops
+    new = (event for kind in _EVENTS for event in window.items(window.recording.events_of(kind), kind.__name__))
+    for event in sorted(new, key=lambda event: event.unix_ns):
         key = event.process_key
         if isinstance(event, events.RankStopped):
             if key in ranks and key not in stopped:
