@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own, list_own
+from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own, list_own, runs_model
 from zerotop.analysis.findings.support.lines.known_calls import KnownCall, find_known_call
 from zerotop.analysis.findings.support.lines.new_lines import find_new_line
 from zerotop.analysis.findings.support.rank_process import Process
@@ -74,6 +74,8 @@ _PHASE_FILES = (
     "deepspeed/runtime/engine.py",
     "deepspeed/runtime/pipe/",
 )
+
+_MODEL_CALL = "torch.nn.Module.__call__"
 
 # The smallest share of the samples with which a line explains a delay.
 _LINE_SHARE = 0.3
@@ -294,8 +296,9 @@ def _read_paths(
     for event in sampled if loops else ():
         for stack, found in select_stacks(event, where):
             own = list_own(event.frames, stack)
-            path = own[_count_same(own, loops[0]) :]
-            if found is not None and path and path[-1][:3] == found[:3] and _takes_time(process, found, where):
+            end = max((depth for depth, one in enumerate(own, 1) if found is not None and one == found[:3]), default=0)
+            path = own[_count_same(own, loops[0]) : end]
+            if found is not None and path and _takes_time(process, found, where):
                 yield tuple(path), found.callees, stack.seconds or 0.0
 
 
@@ -327,11 +330,15 @@ def select_stacks(
 ) -> Iterator[tuple[SampledStack, OwnFrame | None]]:
     """Yield an event's stacks in a place, with their frame of the job's own code, or that which calls the model.
 
+    A model that runs between the phases trains nothing: what calls it is meant there, too.
     For a counted step, the functions of a stack show whether it is between the phases or waits for data.
     """
     frames = event.frames
     for stack in event.stacks:
-        found = find_own(frames, stack, outside_model=outside_model)
+        is_beside_training = event.where == BETWEEN and runs_model(frames, stack)
+        found = find_own(frames, stack, outside_model=outside_model or is_beside_training)
+        if found is not None and is_beside_training:
+            found = found._replace(callees=(*found.callees, _MODEL_CALL))
         if event.where == where:
             is_there = True
         elif where == DATA:
