@@ -37,6 +37,7 @@ from zerotop.analysis.findings.support.lines.stack_lines import (
     find_deadline,
     find_line,
     find_new,
+    has_moved,
 )
 from zerotop.analysis.findings.support.links import (
     Kinds,
@@ -588,7 +589,8 @@ def _build_finding(changes: _Changes, shift: PaceShift, found: FoundLine, until_
         values |= {"line": None, "cause_line": values["line"]}
     if cause is not None and cause.line is not None:
         values["place"] = cause.line.place
-    unexplained = None if is_named else "no other change was recorded"
+    is_known = is_named or cause is not None or has_moved(shift.find_delay(), found.known_ns)
+    unexplained = None if is_known else "no other change was recorded"
     jump_s, shift = shift.added_s, whole  # what the first steps showed: the level may go on to rise
     evidence = {"before_s": shift.before_s, "after_s": shift.after_s, "change_share": shift.after_s / shift.before_s - 1}
     evidence["jump_s"] = jump_s

@@ -16,7 +16,7 @@ import numpy as np
 
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own, list_own, runs_model
 from zerotop.analysis.findings.support.lines.known_calls import KnownCall, find_known_call
-from zerotop.analysis.findings.support.lines.new_lines import find_new_line
+from zerotop.analysis.findings.support.lines.new_lines import find_new_line, has_new_line
 from zerotop.analysis.findings.support.rank_process import Process
 from zerotop.recording.events.event_files import select_events
 from zerotop_probe.recording import event_values, events
@@ -197,17 +197,28 @@ def find_new(delay: Delay, known_ns: int, *, is_alone: bool = False) -> StackLin
 
     ``is_alone``: the line is all that shows the delay.
     """
-    process, begin_ns = delay.process, (delay.onset_ns or delay.begin_ns) - delay.process.source.offset_ns
-    is_idle = delay.is_gpu_idle or not process.is_on_gpu
-    for where, level in zip((delay.where, UNSEEN), delay.levels or (), strict=False):
-        known = select_events(process.events_of(Stacks), 0, known_ns)
-        sampled = [event for event in known if event.why == SHARE and event.where == where]
-        before = [event for event in sampled if event.end_ns <= begin_ns][-_MOST_EVENTS:]
-        since = [event for event in sampled if event.begin_ns >= begin_ns][-_MOST_EVENTS:]
+    is_idle = delay.is_gpu_idle or not delay.process.is_on_gpu
+    for (before, since), level in zip(_list_sides(delay, known_ns), delay.levels or (), strict=False):
         found = find_new_line(before, since, level, is_gpu_idle=is_idle, is_alone=is_alone)
         if found is not None:
             return StackLine(*found.line, found.callees, found.seconds, found.share, delay.is_gpu_idle, is_new=True)
     return None
+
+
+def has_moved(delay: Delay, known_ns: int) -> bool:
+    """Whether the stacks of a place, or of counted steps, have a line since the delay began that they lacked before."""
+    is_idle = delay.is_gpu_idle or not delay.process.is_on_gpu
+    return any(has_new_line(before, since, is_gpu_idle=is_idle) for before, since in _list_sides(delay, known_ns))
+
+
+def _list_sides(delay: Delay, known_ns: int) -> Iterator[tuple[list[Stacks], list[Stacks]]]:
+    """Yield the samples of usual slowness before a delay and since, in its place and in counted steps."""
+    process, begin_ns = delay.process, (delay.onset_ns or delay.begin_ns) - delay.process.source.offset_ns
+    known = select_events(process.events_of(Stacks), 0, known_ns)
+    for where in (delay.where, UNSEEN):
+        sampled = [event for event in known if event.why == SHARE and event.where == where]
+        before = [event for event in sampled if event.end_ns <= begin_ns][-_MOST_EVENTS:]
+        yield before, [event for event in sampled if event.begin_ns >= begin_ns][-_MOST_EVENTS:]
 
 
 def find_repeated_waits(delay: Delay, *, why: str = "") -> StackLine | None:
