@@ -11,7 +11,7 @@ import recordings
 from declared_events import check_event
 from small_recording import S, make_identity
 from zerotop.analysis.findings import Finding, detect_findings
-from zerotop.analysis.findings.support.lines.new_lines import find_new_line
+from zerotop.analysis.findings.support.lines.new_lines import find_new_line, has_new_line
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording.events import Stacks
 
@@ -69,6 +69,19 @@ SYNCHRONIZE = (("torch/cuda/__init__.py", 1083, "synchronize", False), *CALLS[1:
 
 
 @pytest.mark.parametrize(
+    ("before", "since", "moved"),
+    [
+        ({LINEAR: 80}, {LINEAR: 85, COUNT: 15}, True),  # however little of the added time it explains
+        ({LINEAR: 70, COUNT: 10}, {LINEAR: 70, COUNT: 30}, False),
+        ({LINEAR: 80}, {LINEAR: 95, COUNT: 5}, False),  # it may have been missed before by chance
+        ({LINEAR: 80}, {LINEAR: 100}, False),
+    ],
+)
+def test_whether_stacks_have_moved(before: dict[Stack, int], since: dict[Stack, int], moved: bool) -> None:
+    assert has_new_line(sample(before), sample(since)) == moved
+
+
+@pytest.mark.parametrize(
     ("stack", "before", "line"),
     [
         (CALLS, 40, 76),
@@ -108,6 +121,7 @@ def leave_gpu(folder: Path) -> None:
         ("step", 60, False, True),
         ("unknown phase", 40, False, True),
         ("step", 0, False, False),
+        ("step", 20, False, False),  # too little, but no sign that nothing has changed
         ("step", 60, True, False),  # the GPU has more work than before, and the line may wait for that
     ],
 )
@@ -128,3 +142,4 @@ def test_a_change_names_it(tmp_path: Path, where: str, new: int, on_gpu: bool, i
     shift = find_shift()
     assert shift.headline.endswith(": net.py:18") is is_named
     assert ("that at net.py:18 in count" in shift.details) is is_named
+    assert ("no other change was recorded" in shift.details) is (new == 0 or on_gpu)

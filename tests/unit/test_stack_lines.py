@@ -18,18 +18,19 @@ from changed_recordings import change_table
 from counted_recordings import count_steps
 from declared_events import check_event
 from in_pieces import find_in_pieces
+from small_recording import BEGIN_NS, make_identity
 from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.analysis.findings import Finding, Severity, detect_findings
 from zerotop.analysis.findings.pace import repeated_pause, time_in_line
 from zerotop.analysis.findings.support.causes.loader_causes import LoaderCause
 from zerotop.analysis.findings.support.lines.known_calls import find_known_call
-from zerotop.analysis.findings.support.lines.stack_lines import is_training
+from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, is_training, select_stacks
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.recording.reader import Recording
 from zerotop.recording.steps.step_table import read_steps
-from zerotop_probe.recording.events import SampledFrame, SampledStack
+from zerotop_probe.recording.events import SampledFrame, SampledStack, Stacks
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 
 LOOP = ("train.py", 120, "main", True)
@@ -276,6 +277,25 @@ def test_a_constant_share(tmp_path: Path, stack: Any, severities: list[Severity]
     assert [one.severity for one in findings] == severities
     assert {one.headline for one in findings} <= {"87 % of each 192 ms iteration is spent between the phases: train.py:88"}
     assert all(one.details.startswith("In steps 1 to 3, 167 ms of it are outside data, forward,") for one in findings)
+
+
+CALL = ("torch/nn/modules/module.py", 1780, "Module._call_impl", False)
+EVALUATE = ("train.py", 60, "evaluate", True)
+IN_EVALUATION = [("model.py", 6, "Block.forward", True), CALL, ("model.py", 24, "Net.forward", True), CALL, EVALUATE, LOOP]
+IN_LOSS = [("losses.py", 12, "Distance.forward", True), CALL, EVALUATE, LOOP]
+
+
+@pytest.mark.parametrize(("frames", "line"), [(IN_EVALUATION, 60), (IN_LOSS, 12)], ids=["model", "loss"])
+def test_a_model_between_the_phases_is_at_the_line_that_calls_it(frames: list[Any], line: int) -> None:
+    names = [SampledFrame(dict(zip(("file", "line", "function", "own"), one, strict=True))) for one in frames]
+    stack = SampledStack({"frames": list(range(len(frames))), "call": "torch._C._nn.linear", "count": 1})
+    facts = {"where": BETWEEN, "frames": [one.facts for one in names], "stacks": [stack.facts]}
+    event = Stacks(facts, BEGIN_NS, make_identity(0))
+    ((_, found),) = select_stacks(event, BETWEEN)
+    assert found is not None
+    assert found.line == line
+    assert not is_training(found.callees, BETWEEN)  # what a pause or a shift is made of
+    assert is_training(found.callees)  # each step may need it
 
 
 LOG = [([("train.py", line, "log_gradients", True), LOOP], "item") for line in (60, 61, 62)]

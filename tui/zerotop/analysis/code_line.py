@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import PurePosixPath
 from typing import ClassVar, NamedTuple
 
@@ -114,6 +114,12 @@ def find_own(frames: Sequence[SampledFrame], stack: SampledStack, *, outside_mod
             return own if is_clean else None
         callees.insert(0, name_function(frame.file, frame.function))
     return None
+
+
+def runs_model(frames: Sequence[SampledFrame], stack: SampledStack) -> bool:
+    """Return whether a stack of an event runs modules within a module: a model, unlike a loss."""
+    known = [_calls_model(frames[number]) for number in stack.frames if 0 <= number < len(frames)]
+    return [is_call for is_call, _ in groupby(known)].count(True) > 1
 
 
 def list_own(frames: Sequence[SampledFrame], stack: SampledStack) -> list[tuple[str, int, str]]:

@@ -17,7 +17,7 @@ from zerotop.analysis.findings.support.causes.pace_shift import PaceShift
 from zerotop.analysis.findings.support.causes.step_change import name_part
 from zerotop.analysis.findings.support.gpu_use import BUSY_SHARE
 from zerotop.analysis.findings.support.lines import line_findings
-from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, await_line
+from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, await_line, has_moved
 from zerotop.analysis.findings.support.links import (
     Kinds,
     explains_shift,
@@ -214,7 +214,8 @@ def _build_finding(told: ToldShift) -> Finding:
         values |= {"line": None, "cause_line": values["line"]}
     if cause is not None and cause.line is not None:
         values["place"] = cause.line.place
-    unexplained = None if is_named else "no other change was recorded"
+    is_known = is_named or cause is not None or has_moved(shift.find_delay(), found.known_ns)
+    unexplained = None if is_known else "no other change was recorded"
     evidence = {"before_s": whole.before_s, "after_s": whole.after_s, "change_share": whole.after_s / whole.before_s - 1}
     evidence["jump_s"] = shift.added_s  # what the first steps showed: the level may go on to rise
     evidence |= {f"{name.removesuffix('_s')}_change_s": value for name, value in whole.parts.items()}

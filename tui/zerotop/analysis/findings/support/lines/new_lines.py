@@ -66,6 +66,19 @@ def _may_wait(callees: tuple[str, ...]) -> bool:
     return not callees or (known is not None and known.waits_for_gpu)
 
 
+def has_new_line(before: Iterable[Stacks], since: Iterable[Stacks], *, is_gpu_idle: bool = True) -> bool:
+    """Whether samples show a line that hardly took time before, by more than chance, however much it explains."""
+    old, new = (_Counts(sampled, counts_waits=is_gpu_idle) for sampled in (before, since))
+    if old.total < _FEWEST_BEFORE or new.total < _FEWEST_SINCE:
+        return False
+    return any(
+        samples >= _FEWEST_ALONE
+        and old.share(line) <= _OLD_SHARE * new.share(line)
+        and old.total * new.share(line) >= _EXPECTED_BEFORE
+        for line, samples in new.samples.items()
+    )
+
+
 def find_new_line(
     before: Iterable[Stacks],
     since: Iterable[Stacks],

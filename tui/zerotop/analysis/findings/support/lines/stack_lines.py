@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own, list_own
+from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own, list_own, runs_model
 from zerotop.analysis.findings.support.lines.known_calls import KnownCall, find_known_call
-from zerotop.analysis.findings.support.lines.new_lines import find_new_line
+from zerotop.analysis.findings.support.lines.new_lines import find_new_line, has_new_line
 from zerotop.analysis.findings.support.rank_process import Process
 from zerotop.recording.events.event_files import select_events
 from zerotop_probe.recording import event_values, events
@@ -74,6 +74,8 @@ _PHASE_FILES = (
     "deepspeed/runtime/engine.py",
     "deepspeed/runtime/pipe/",
 )
+
+_MODEL_CALL = "torch.nn.Module.__call__"
 
 # The smallest share of the samples with which a line explains a delay.
 _LINE_SHARE = 0.3
@@ -195,17 +197,28 @@ def find_new(delay: Delay, known_ns: int, *, is_alone: bool = False) -> StackLin
 
     ``is_alone``: the line is all that shows the delay.
     """
-    process, begin_ns = delay.process, (delay.onset_ns or delay.begin_ns) - delay.process.source.offset_ns
-    is_idle = delay.is_gpu_idle or not process.is_on_gpu
-    for where, level in zip((delay.where, UNSEEN), delay.levels or (), strict=False):
-        known = select_events(process.events_of(Stacks), 0, known_ns)
-        sampled = [event for event in known if event.why == SHARE and event.where == where]
-        before = [event for event in sampled if event.end_ns <= begin_ns][-_MOST_EVENTS:]
-        since = [event for event in sampled if event.begin_ns >= begin_ns][-_MOST_EVENTS:]
+    is_idle = delay.is_gpu_idle or not delay.process.is_on_gpu
+    for (before, since), level in zip(_list_sides(delay, known_ns), delay.levels or (), strict=False):
         found = find_new_line(before, since, level, is_gpu_idle=is_idle, is_alone=is_alone)
         if found is not None:
             return StackLine(*found.line, found.callees, found.seconds, found.share, delay.is_gpu_idle, is_new=True)
     return None
+
+
+def has_moved(delay: Delay, known_ns: int) -> bool:
+    """Whether the stacks of a place, or of counted steps, have a line since the delay began that they lacked before."""
+    is_idle = delay.is_gpu_idle or not delay.process.is_on_gpu
+    return any(has_new_line(before, since, is_gpu_idle=is_idle) for before, since in _list_sides(delay, known_ns))
+
+
+def _list_sides(delay: Delay, known_ns: int) -> Iterator[tuple[list[Stacks], list[Stacks]]]:
+    """Yield the samples of usual slowness before a delay and since, in its place and in counted steps."""
+    process, begin_ns = delay.process, (delay.onset_ns or delay.begin_ns) - delay.process.source.offset_ns
+    known = select_events(process.events_of(Stacks), 0, known_ns)
+    for where in (delay.where, UNSEEN):
+        sampled = [event for event in known if event.why == SHARE and event.where == where]
+        before = [event for event in sampled if event.end_ns <= begin_ns][-_MOST_EVENTS:]
+        yield before, [event for event in sampled if event.begin_ns >= begin_ns][-_MOST_EVENTS:]
 
 
 def find_repeated_waits(delay: Delay, *, why: str = "") -> StackLine | None:
@@ -294,8 +307,9 @@ def _read_paths(
     for event in sampled if loops else ():
         for stack, found in select_stacks(event, where):
             own = list_own(event.frames, stack)
-            path = own[_count_same(own, loops[0]) :]
-            if found is not None and path and path[-1][:3] == found[:3] and _takes_time(process, found, where):
+            end = max((depth for depth, one in enumerate(own, 1) if found is not None and one == found[:3]), default=0)
+            path = own[_count_same(own, loops[0]) : end]
+            if found is not None and path and _takes_time(process, found, where):
                 yield tuple(path), found.callees, stack.seconds or 0.0
 
 
@@ -327,11 +341,15 @@ def select_stacks(
 ) -> Iterator[tuple[SampledStack, OwnFrame | None]]:
     """Yield an event's stacks in a place, with their frame of the job's own code, or that which calls the model.
 
+    A model that runs between the phases trains nothing: what calls it is meant there, too.
     For a counted step, the functions of a stack show whether it is between the phases or waits for data.
     """
     frames = event.frames
     for stack in event.stacks:
-        found = find_own(frames, stack, outside_model=outside_model)
+        is_beside_training = event.where == BETWEEN and runs_model(frames, stack)
+        found = find_own(frames, stack, outside_model=outside_model or is_beside_training)
+        if found is not None and is_beside_training:
+            found = found._replace(callees=(*found.callees, _MODEL_CALL))
         if event.where == where:
             is_there = True
         elif where == DATA:
