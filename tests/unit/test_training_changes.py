@@ -215,6 +215,40 @@ def test_a_change_that_stays_explains_no_slowdown_that_ends(is_undone: bool, tmp
     assert ("parameters are float32" in finding.details) is is_undone
 
 
+def test_one_change_is_not_both_the_begin_and_the_end_of_a_slowdown(tmp_path: Path) -> None:
+    """Looks in second 20 and in second 60 enclose the whole slowdown."""
+    planted = record_pace(tmp_path, 0.5, 1.0, back=120)
+    change = {"name": "dtypes", "before": "9 bfloat16", "after": "9 float32"}
+    (finding,) = find_named(write_change(planted, 60, change, since_s=40), "iteration_shift")
+    assert finding.headline.endswith("from step 30 to 59")
+    assert "float32" not in finding.details
+
+
+def test_a_setting_that_switches_checkpointing_has_the_time_of_its_calls(tmp_path: Path) -> None:
+    calls = {"name": "checkpointing", "before": "False", "after": "True", "changed_ns": 15 * S}
+    setting = {"name": "module.use_checkpoint", "before": "0", "after": "6", "file": "train.py", "line": 48}
+    for folder, seen in (("on", setting), ("off", setting | {"before": "6", "after": "0"})):
+        (tmp_path / folder).mkdir()
+        recording = write_change(PlantedRecording(tmp_path / folder), 20, seen, calls, since_s=18)
+        found = list(list_changes(recording.events_of(events.TrainingChanged, recording.end_ns), BEGIN_NS))
+        (change,) = choose_changes(found, BEGIN_NS + 14 * S, BEGIN_NS + 16 * S, BEGIN_NS + 30 * S)
+        assert (change.begin_ns == change.end_ns == BEGIN_NS + 15 * S) is (folder == "on")
+        assert change.text.endswith("in 6 modules (train.py:48)")
+
+
+def test_options_that_only_one_class_of_optimizer_has_are_no_change_of_their_own(tmp_path: Path) -> None:
+    changes = [
+        {"name": "optimizer.amsgrad", "before": "False", "after": ""},
+        {"name": "optimizer.momentum", "before": "", "after": "0.9"},
+        {"name": "optimizer.foreach", "before": "None", "after": "False"},
+        {"name": "optimizers", "before": "AdamW", "after": "SGD"},
+    ]
+    recording = write_change(PlantedRecording(tmp_path), 20, *changes)
+    found = list(list_changes(recording.events_of(events.TrainingChanged, recording.end_ns), BEGIN_NS))
+    chosen = choose_changes(found, BEGIN_NS + 17 * S, BEGIN_NS + 20 * S, BEGIN_NS + 30 * S)
+    assert [one.name for one in chosen] == ["optimizers", "optimizer.foreach"]
+
+
 def test_changes_at_another_time_are_no_cause(tmp_path: Path) -> None:
     recording = write_change(PlantedRecording(tmp_path), 20, {"name": "compiled", "before": "0", "after": "1"})
     found = list(list_changes(recording.events_of(events.TrainingChanged, recording.end_ns), BEGIN_NS))
