@@ -28,7 +28,16 @@ from zerotop.analysis.findings.support.memory.looks import find_growth
 from zerotop.analysis.memory.block_lines import LineBlocks, Look
 from zerotop.analysis.memory.expected.zero_model import Difference
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
-from zerotop.analysis.memory.ledger_rows import ALLOCATED, HELD, OTHER_RANKS, OTHER_STREAMS, OUTSIDE, PRIVATE, GpuLedger
+from zerotop.analysis.memory.ledger_rows import (
+    ALLOCATED,
+    HELD,
+    OTHER_RANKS,
+    OTHER_STREAMS,
+    OUTSIDE,
+    PRIVATE,
+    UNALLOCATED,
+    GpuLedger,
+)
 from zerotop.analysis.memory.memory_table import OUTDATED, build_gpu_lines
 from zerotop.analysis.steps.training_changes import choose_changes, describe_changes, list_changes
 from zerotop.recording.reader import Recording
@@ -117,6 +126,16 @@ def test_memory_that_only_a_stream_or_a_graph_can_use(tmp_path: Path) -> None:
     recording.write_inventory(18.6, "again", {"parameters": 2, "master_weights": 4}, step=0, pools=pools, stream=0)
     ledger = read_at(recording.open_recording(), 29.2)
     assert (ledger.sum_bytes(OTHER_STREAMS), ledger.sum_bytes(PRIVATE)) == (4 * GIB, GIB)
+
+
+@pytest.mark.parametrize(("sparse", "is_told"), [(3.0, True), (0.5, False)])
+def test_segments_that_are_almost_free_are_distinguished(sparse: float, is_told: bool, tmp_path: Path) -> None:
+    recording = record_two_steps(tmp_path)
+    general = {"stream": 0, "private": False, "reserved": 22 * GIB, "allocated": 14 * GIB, "sparse": gib_to_bytes(sparse)}
+    recording.write_inventory(18.6, "again", {"parameters": 2, "master_weights": 4}, step=0, pools=[general], stream=0)
+    notes = [row.note for row in read_at(recording.open_recording(), 29.2).rows if row.key == UNALLOCATED]
+    told = "3.00 GiB of the unallocated memory are in segments that small blocks keep from the driver."
+    assert notes == [told if is_told else ""]
 
 
 def test_the_ledger_at_a_failure_holds_what_pytorch_held(tmp_path: Path) -> None:
