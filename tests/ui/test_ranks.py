@@ -232,7 +232,7 @@ async def test_a_rank_alone_is_compared_with_nobody() -> None:
 async def test_a_hang_names_the_rank_that_the_others_wait_for(name: str, said: str, later: str) -> None:
     """Beneath a banner about a hang, "No rank delays the other one" would contradict it."""
     source = open_searched(name)
-    over_ns = next(finding.known_ns for finding in source.findings_at(None) if finding.name == "hung_ranks")
+    over_ns = next(finding.end_ns for finding in source.findings_at(None) if finding.name == "hung_ranks")
     app = ZerotopApp(source, title=name, glyphs=BLOCKS)
     async with app.run_test(size=(120, 40)) as pilot:
         await open_ranks(app, pilot)
