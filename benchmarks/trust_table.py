@@ -15,7 +15,7 @@ from pathlib import Path
 
 from zerotop.analysis.findings import Finding, Severity, order_by_cause
 from zerotop.analysis.reports.cost_text import describe_cost
-from zerotop.analysis.reports.finding_costs import measure_training_s, rank_findings
+from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.recording.packed.packing import SUFFIX
 from zerotop.recording.reader import Recording
@@ -54,7 +54,7 @@ def _list_findings(path: Path) -> Iterator[tuple[Finding, str]]:
     costs = {id(cost.finding): cost for cost in rank_findings(run.findings, steps, run.source.end_ns)}
     for finding in (linked.finding for linked in order_by_cause(run.findings)):
         cost = costs.get(id(finding))
-        yield finding, describe_cost(cost, measure_training_s(steps), run.view) if cost is not None else ""
+        yield finding, describe_cost(cost, run.view) if cost is not None else ""
 
 
 def _format_cell(finding: Finding, cost: str) -> str:

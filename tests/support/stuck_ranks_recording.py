@@ -52,10 +52,12 @@ def write_standing(
     *,
     ended_s: float | None = None,
     phase: str = "step",
+    went_on_s: float | None = None,
 ) -> Recording:
     """Write ranks that iterate in a second and stand still from SILENT_S on; None: a rank that writes no stacks.
 
     ``phase``: the last one that rank 0 has begun and ended. ``ended_s``: when the job was killed.
+    ``went_on_s``: when a last step begins on each rank, which takes a second.
     """
     recording = PlantedRecording(folder)
     for rank in stands:
@@ -69,6 +71,8 @@ def write_standing(
         )
         if begun:
             spans[-1] = make_span(SILENT_S - 1, SILENT_S, phase, STEPS - 1, tables.BOUNDARY)
+        if went_on_s is not None:
+            spans.append(make_span(went_on_s, went_on_s + 1, "step", STEPS, tables.BOUNDARY))
         recording.write_records(tables.SPANS, who, spans, born=1)
         recording.write_records(tables.BEGINS, who, begun, born=1)
     looks = [(second, rank) for second in range(30) for rank in stands]

@@ -232,12 +232,12 @@ async def test_a_rank_alone_is_compared_with_nobody() -> None:
 async def test_a_hang_names_the_rank_that_the_others_wait_for(name: str, said: str, later: str) -> None:
     """Beneath a banner about a hang, "No rank delays the other one" would contradict it."""
     source = open_searched(name)
-    known_ns = next(finding.known_ns for finding in source.findings_at(None) if finding.name == "hung_ranks")
+    over_ns = next(finding.end_ns for finding in source.findings_at(None) if finding.name == "hung_ranks")
     app = ZerotopApp(source, title=name, glyphs=BLOCKS)
     async with app.run_test(size=(120, 40)) as pilot:
         await open_ranks(app, pilot)
         await wait_until(pilot, lambda: any(later in line for line in read_rows(app)))
-        app.viewer.go_to_ns(known_ns)
+        app.viewer.go_to_ns(over_ns - 1)
         await wait_until(pilot, lambda: any(said in line for line in read_rows(app)))
         assert not any("No rank delays" in line for line in read_rows(app))
         assert any(f"Rank {said[-2]} vm" in line for line in read_rows(app))  # compared with the others

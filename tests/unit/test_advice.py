@@ -25,9 +25,9 @@ ADVICE: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
     # The rank is busy between the phases: workers of its loader have no part in it.
     ("held-straggler", "straggler", ("between the phases", "less often", "py-spy dump --pid"), ("num_workers",)),
     ("cpu-straggler", "straggler", ("waits that much longer for data", "num_workers"), ("py-spy",)),
-    # PyTorch's error handling is on already, and these ranks have no NCCL.
-    ("cpu-hang", "hung_ranks", ("py-spy dump --pid",), ("TORCH_NCCL", "NCCL")),
-    ("held-hang", "hung_ranks", ("py-spy dump --pid",), ("TORCH_NCCL", "NCCL")),
+    # PyTorch's error handling is on already, these ranks have no NCCL, and what has gone on shows no stack any more.
+    ("cpu-hang", "hung_ranks", ("It went on in step", "zerotop run -- "), ("py-spy", "TORCH_NCCL", "NCCL")),
+    ("held-hang", "hung_ranks", ("It went on in step", "zerotop run -- "), ("py-spy", "TORCH_NCCL", "NCCL")),
     ("cpu-stuck", "hung_ranks", ("train.py:38",), ("TORCH_NCCL",)),
     # Nobody is told to kill what may be somebody else's.
     ("gpu-others", "others_on_gpu", ("See whose process it is", "ps -o user,lstart,cmd -p 730"), ("kill",)),

@@ -67,10 +67,11 @@ def test_findings_that_must_not_occur(write_budget: Any, capfd: pytest.CaptureFi
     assert checks["finding double_spike"][1].startswith("GPUs idle 64 % of each 2.67 s iteration")
     assert checks["finding straggler"] == ("passed", "It did not occur.")
     assert checks["finding error"][0] == "passed"
-    code, checks = run_check(
-        capfd, str(recordings.find_packed_file("cpu-hang")), write_budget('[findings]\nforbidden = ["error"]')
-    )
-    assert checks["finding error"][0] == "failed"
+    forbidden = write_budget('[findings]\nforbidden = ["error", "hung_ranks"]')
+    for name, is_over in (("x2-hang-kernel", False), ("cpu-hang", True)):
+        code, checks = run_check(capfd, str(recordings.find_packed_file(name)), forbidden)
+        assert checks["finding hung_ranks"][0] == "failed"
+        assert checks["finding error"][0] == ("passed" if is_over else "failed"), "a job that went on did not fail"
 
 
 def test_a_failed_job_and_a_recording_without_steps_fail(

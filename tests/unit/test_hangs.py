@@ -8,7 +8,7 @@ import pytest
 
 from small_recording import second_to_unix_ns
 from stuck_ranks_recording import SAVING, SILENT_S, SLEEPING, WAITING, Stand, write_standing
-from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.analysis.findings import Finding, Severity, detect_findings
 from zerotop.analysis.hangs.reader import find_stillness
 from zerotop.analysis.hangs.stacks import StackFrame, ThreadStack
 from zerotop.analysis.hangs.waits import Wait, WaitKind, find_wait
@@ -193,6 +193,17 @@ def test_of_two_ranks_with_different_collectives_both_are_named_with_the_first_t
     said = "Collective 61 is barrier at train.py:94 in step on rank 1, all_reduce at train.py:90 in step on rank 0."
     assert said in hung.details
     assert "same order" in hung.advice
+
+
+@pytest.mark.parametrize("stacks_s", [(25, 30, 40), ()])
+def test_a_job_that_goes_on_did_not_fail(tmp_path: Path, stacks_s: tuple[float, ...]) -> None:
+    recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP}, stacks_s, went_on_s=70)
+    (hung,), (over,) = find_hung(recording, 60), find_hung(recording, 80)
+    assert (hung.severity, over.severity) == (Severity.ERROR, Severity.WARNING)
+    assert hung.event == over.event
+    assert over.headline.startswith("No progress for 51 s")
+    assert over.details.endswith("It went on in step 10.")
+    assert over.evidence["silent_s"] == pytest.approx(51, abs=1.1)
 
 
 def test_a_hang_that_was_reported_without_stacks_is_reported_again_with_them(tmp_path: Path) -> None:

@@ -15,10 +15,6 @@ from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events
 
-HANG = (
-    "/home/user/.venv/bin/deepspeed --num_accelerators 2 /home/user/tests/recordings/staged.py"
-    " --steps 30 --hang-in 20 --seconds 45"
-)
 LATE = (
     "deepspeed --num_gpus 2 /tmp/held/staged.py --stage 1 --accumulation 2 --rows 8 --length 64 --steps 36"
     " --slow-from 12 --slow-rank 0 --seconds 0.12"
@@ -26,7 +22,6 @@ LATE = (
 LIVE = re.compile(r"--pid|-p \d|-pc \d|-CONT|pgrep")
 # Recording, finding, its fix while the job runs, and what is offered when it has ended.
 FIXES = [
-    ("cpu-hang", "hung_ranks", "py-spy dump --pid 29737", f"zerotop run -- {HANG}"),
     ("held-straggler", "straggler", "py-spy dump --pid 29873", f"py-spy record --subprocesses -o stacks.svg -- {LATE}"),
     ("blind-slow-forward", "slow_forward", "taskset -pc 7811", "numactl --physcpubind=CORES"),
     ("gpu-others", "others_on_gpu", "nvidia-smi; ps -o user,lstart,cmd -p 730", "nvidia-smi"),

@@ -28,7 +28,16 @@ from zerotop.analysis.findings.support.memory.looks import find_growth
 from zerotop.analysis.memory.block_lines import LineBlocks, Look
 from zerotop.analysis.memory.expected.zero_model import Difference
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
-from zerotop.analysis.memory.ledger_rows import ALLOCATED, HELD, OTHER_RANKS, OTHER_STREAMS, OUTSIDE, PRIVATE, GpuLedger
+from zerotop.analysis.memory.ledger_rows import (
+    ALLOCATED,
+    HELD,
+    OTHER_RANKS,
+    OTHER_STREAMS,
+    OUTSIDE,
+    PRIVATE,
+    UNALLOCATED,
+    GpuLedger,
+)
 from zerotop.analysis.memory.memory_table import OUTDATED, build_gpu_lines
 from zerotop.analysis.steps.training_changes import choose_changes, describe_changes, list_changes
 from zerotop.recording.reader import Recording
@@ -117,6 +126,16 @@ def test_memory_that_only_a_stream_or_a_graph_can_use(tmp_path: Path) -> None:
     recording.write_inventory(18.6, "again", {"parameters": 2, "master_weights": 4}, step=0, pools=pools, stream=0)
     ledger = read_at(recording.open_recording(), 29.2)
     assert (ledger.sum_bytes(OTHER_STREAMS), ledger.sum_bytes(PRIVATE)) == (4 * GIB, GIB)
+
+
+@pytest.mark.parametrize(("sparse", "is_told"), [(3.0, True), (0.5, False)])
+def test_segments_that_are_almost_free_are_distinguished(sparse: float, is_told: bool, tmp_path: Path) -> None:
+    recording = record_two_steps(tmp_path)
+    general = {"stream": 0, "private": False, "reserved": 22 * GIB, "allocated": 14 * GIB, "sparse": gib_to_bytes(sparse)}
+    recording.write_inventory(18.6, "again", {"parameters": 2, "master_weights": 4}, step=0, pools=[general], stream=0)
+    notes = [row.note for row in read_at(recording.open_recording(), 29.2).rows if row.key == UNALLOCATED]
+    told = "3.00 GiB of the unallocated memory are in segments that small blocks keep from the driver."
+    assert notes == [told if is_told else ""]
 
 
 def test_the_ledger_at_a_failure_holds_what_pytorch_held(tmp_path: Path) -> None:
@@ -213,6 +232,40 @@ def test_a_change_that_stays_explains_no_slowdown_that_ends(is_undone: bool, tmp
     (finding,) = find_named(write_change(planted, 27.1, made), "iteration_shift")
     assert finding.headline.endswith("from step 30 to 59")
     assert ("parameters are float32" in finding.details) is is_undone
+
+
+def test_one_change_is_not_both_the_begin_and_the_end_of_a_slowdown(tmp_path: Path) -> None:
+    """Looks in second 20 and in second 60 enclose the whole slowdown."""
+    planted = record_pace(tmp_path, 0.5, 1.0, back=120)
+    change = {"name": "dtypes", "before": "9 bfloat16", "after": "9 float32"}
+    (finding,) = find_named(write_change(planted, 60, change, since_s=40), "iteration_shift")
+    assert finding.headline.endswith("from step 30 to 59")
+    assert "float32" not in finding.details
+
+
+def test_a_setting_that_switches_checkpointing_has_the_time_of_its_calls(tmp_path: Path) -> None:
+    calls = {"name": "checkpointing", "before": "False", "after": "True", "changed_ns": 15 * S}
+    setting = {"name": "module.use_checkpoint", "before": "0", "after": "6", "file": "train.py", "line": 48}
+    for folder, seen in (("on", setting), ("off", setting | {"before": "6", "after": "0"})):
+        (tmp_path / folder).mkdir()
+        recording = write_change(PlantedRecording(tmp_path / folder), 20, seen, calls, since_s=18)
+        found = list(list_changes(recording.events_of(events.TrainingChanged, recording.end_ns), BEGIN_NS))
+        (change,) = choose_changes(found, BEGIN_NS + 14 * S, BEGIN_NS + 16 * S, BEGIN_NS + 30 * S)
+        assert (change.begin_ns == change.end_ns == BEGIN_NS + 15 * S) is (folder == "on")
+        assert change.text.endswith("in 6 modules (train.py:48)")
+
+
+def test_options_that_only_one_class_of_optimizer_has_are_no_change_of_their_own(tmp_path: Path) -> None:
+    changes = [
+        {"name": "optimizer.amsgrad", "before": "False", "after": ""},
+        {"name": "optimizer.momentum", "before": "", "after": "0.9"},
+        {"name": "optimizer.foreach", "before": "None", "after": "False"},
+        {"name": "optimizers", "before": "AdamW", "after": "SGD"},
+    ]
+    recording = write_change(PlantedRecording(tmp_path), 20, *changes)
+    found = list(list_changes(recording.events_of(events.TrainingChanged, recording.end_ns), BEGIN_NS))
+    chosen = choose_changes(found, BEGIN_NS + 17 * S, BEGIN_NS + 20 * S, BEGIN_NS + 30 * S)
+    assert [one.name for one in chosen] == ["optimizers", "optimizer.foreach"]
 
 
 def test_changes_at_another_time_are_no_cause(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.formatting import MIB, Text
+from zerotop.analysis.formatting import GIB, MIB, Text
 from zerotop.analysis.memory import ledger_rows
 from zerotop.analysis.memory.device_rows import build_device_rows
 from zerotop.analysis.memory.gpu_holders import GpuHolder, find_engine_gpus, find_holders
@@ -38,6 +38,7 @@ from zerotop_probe.recording.events import Engine, EngineDevice, Left
 _FREED_SHARE = 0.9
 _MOST_HELD, _NOTABLE_HELD = 2, 0.01  # variables that a note names, with at least this part of what the first one keeps
 _LEAST_KEPT = 1 << 24  # bytes that outlive a step; a loss and the like are less
+_LEAST_SPARSE = GIB  # unallocated bytes in almost free segments that a note tells
 _ALLOCATOR = "PyTorch's allocator, its last reading"
 _ALLOCATOR_AT_PEAK = "PyTorch's allocator, at the peak"
 _REST_OF_ALLOCATED = "allocated less the other rows"
@@ -205,9 +206,24 @@ def _build_unallocated_rows(holders: Sequence[GpuHolder], unallocated: int, *, a
                 left -= size
     merged = {row.key: replace(row, bytes=sum(other.bytes for other in rows if other.key == row.key)) for row in rows}
     return [
-        ledger_rows.LedgerRow(ledger_rows.UNALLOCATED, left, _ALLOCATOR_AT_PEAK if at_peak else _ALLOCATOR),
+        ledger_rows.LedgerRow(
+            ledger_rows.UNALLOCATED,
+            left,
+            _ALLOCATOR_AT_PEAK if at_peak else _ALLOCATOR,
+            "" if at_peak else _describe_sparse(holders, left),
+        ),
         *merged.values(),
     ]
+
+
+def _describe_sparse(holders: Sequence[GpuHolder], unallocated: int) -> str:
+    """Return a sentence about unallocated memory in segments that are almost free, where it is much."""
+    pools = [pool for holder in holders if holder.inventory is not None for pool in holder.inventory.pools]
+    sparse = min(unallocated, sum(pool.sparse for pool in pools if pool.is_current and not pool.is_private))
+    if sparse < _LEAST_SPARSE:
+        return ""
+    text = "{sparse:size} of the unallocated memory are in segments that small blocks keep from the driver."
+    return Text(text, {"sparse": sparse})
 
 
 def _is_of_other_stream(pool: Pool) -> bool:

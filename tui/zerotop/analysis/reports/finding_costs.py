@@ -131,7 +131,8 @@ def _compute_cost(finding: Finding, findings: Sequence[Finding], steps: Rows, en
 
 def _select_hung_step(finding: Finding, steps: Rows) -> Rows:
     """Return the step during which the job stood still; none if it never ended."""
-    chosen: Rows = steps[(steps["begin_unix_ns"] <= finding.known_ns) & (finding.known_ns < steps["end_unix_ns"])]
+    middle_ns = (finding.begin_ns + finding.known_ns) // 2  # it may be known by the end of that step only
+    chosen: Rows = steps[(steps["begin_unix_ns"] <= middle_ns) & (middle_ns < steps["end_unix_ns"])]
     return chosen
 
 

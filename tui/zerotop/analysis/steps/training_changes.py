@@ -70,6 +70,7 @@ def list_changes(found: Iterable[TrainingChanged], offset_ns: int) -> Iterator[T
     for event in found:
         # Parameters that are changed without a method of their module are given to a new optimizer at once.
         made_ns = next((one.changed_ns for one in event.changes if one.name in _OPTIMIZERS), None)
+        called = next((one for one in event.changes if one.name == _BY_CALLS), None)
         # Only their number differs: the line that has changed it is known with their dtypes or devices.
         counted = next((one for one in event.changes if one.file and _is_count_alone(one)), None)
         # New modules are in training mode.
@@ -85,10 +86,22 @@ def list_changes(found: Iterable[TrainingChanged], offset_ns: int) -> Iterator[T
             if counted is not None and line is None and name in _NUMBERS:
                 line, exact_ns = read_line(counted), counted.changed_ns
             exact_ns = made_ns if exact_ns is None and name in _OF_PARAMETERS else exact_ns
+            if exact_ns is None and called is not None and _switches_calls(change, called):
+                exact_ns = called.changed_ns
             begin_ns, end_ns = event.begin_ns + offset_ns, event.unix_ns
             if exact_ns is not None:
                 begin_ns = end_ns = exact_ns + offset_ns
             yield TrainingChange(name, before, after, begin_ns, end_ns, event.unix_ns, line)
+
+
+def _switches_calls(change: ChangedSetting, called: ChangedSetting) -> bool:
+    """Whether a module's setting is what switched checkpointing by calls on or off."""
+    is_on = _sum_counts(change.after) > _sum_counts(change.before)
+    return _is_by_modules(change.name) and is_on == (called.after == "True")
+
+
+def _is_by_modules(name: str) -> bool:
+    return name.startswith("module.") and "checkpoint" in name
 
 
 def _is_count_alone(change: ChangedSetting) -> bool:
@@ -108,9 +121,12 @@ def choose_changes(
     # A new optimizer with options of its own is one change.
     if any(change.name == "optimizers" or change.name.startswith("optimizer.") for change in found):
         found = [change for change in found if change.name != "optimizer_objects"]
+    # Another class has other options.
+    if any(change.name == "optimizers" for change in found):
+        found = [one for one in found if not one.name.startswith("optimizer.") or (one.before and one.after)]
     trained = {(change.before, change.after) for change in found if change.name == "trained_parameters"}
     found = [change for change in found if change.name != "parameters" or (change.before, change.after) not in trained]
-    if any(change.name == _BY_MODULES for change in found):
+    if any(_is_by_modules(change.name) for change in found):
         found = [change for change in found if change.name != _BY_CALLS]
     return sorted(found, key=_rank_change)
 

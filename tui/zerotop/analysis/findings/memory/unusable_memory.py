@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+import numpy as np
+
 from zerotop.analysis.findings.support import Finding, FindingKind, Process, SearchWindow, Severity, in_each_rank
 from zerotop.analysis.findings.support.thresholds import PLATEAU_STEPS
 from zerotop.analysis.formatting import GIB
-from zerotop.analysis.memory.tensor_inventory import Pool, read_pools
+from zerotop.analysis.memory.tensor_inventory import GRADIENTS, Pool, read_pools
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(
@@ -61,13 +63,18 @@ def detect(window: SearchWindow[Process]) -> Iterator[Finding | None]:
 
 
 def _check_pools(process: Process) -> Finding | None:
-    """Look for pools that are as unused in two counts after steps: what a stream does in each step needs its memory."""
+    """Look for pools that are unused in two counts after steps.
+
+    Of an idle stream that is what it cannot have used in the steps between them either: a stream that gathers parameters, or
+    copies batches, has given its blocks back by the end of each step.
+    """
     counts = [event for event in process.events_of(events.Tensors) if event.pools and event.step]
     for before, event in pairwise(counts):
         for is_private in (False, True):
             unused = [_sum_unused(one, is_private=is_private) for one in (before, event)]
             reserved, allocated = unused[1]
-            if min(size - used for size, used in unused) < _find_least(process):
+            most = 0 if is_private else _measure_between(process, before, event)
+            if most is None or min(size - used for size, used in unused) - most < _find_least(process):
                 continue
             evidence = {"unused_bytes": reserved - allocated, "reserved_bytes": reserved, "allocated_bytes": allocated}
             owner = "CUDA graphs or pools" if is_private else "an idle stream"
@@ -95,6 +102,22 @@ def _sum_unused(event: events.Tensors, *, is_private: bool) -> tuple[int, int]:
     """Return reserved and allocated bytes of the pools that nobody uses."""
     pools = [pool for pool in read_pools(event) if pool.is_private is is_private and _is_unused(pool)]
     return sum(pool.reserved for pool in pools), sum(pool.allocated for pool in pools)
+
+
+def _measure_between(process: Process, before: events.Tensors, event: events.Tensors) -> int | None:
+    """Return the most that steps between two counts allocated beside what lasts; None if no peak of them is known."""
+    steps = process.phased_steps_until(event.unix_ns)
+    peaks = steps["allocated_peak_bytes"][np.searchsorted(steps["step"], before.step or 0, "right") :]
+    if not len(peaks) or peaks.min() < 0:
+        return None
+    lasting = min(_sum_lasting(one) for one in (before, event))
+    return max(0, int(peaks.max()) - lasting)
+
+
+def _sum_lasting(event: events.Tensors) -> int:
+    """Return what is allocated from step to step, in all pools: gradients may be freed in between."""
+    allocated = sum(pool.allocated for pool in read_pools(event))
+    return allocated - (event.device or {}).get(GRADIENTS, 0)
 
 
 def _is_unused(pool: Pool) -> bool:

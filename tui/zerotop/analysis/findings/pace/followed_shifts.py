@@ -191,7 +191,9 @@ def _outlasts(shift: PaceShift, until_step: int, known_ns: int) -> bool:
     steps = process.steps_until(known_ns)
     end_ns = int(steps["end_unix_ns"][np.searchsorted(steps["step"], until_step)])
     off_ns = round(BLOCK * 1e9 * shift.after_s)  # the end is known by blocks
-    return not process.find_changes(end_ns - off_ns, end_ns + off_ns, known_ns)
+    # A change that two looks far apart enclose may have been made at either time, and is not its own end.
+    made = process.find_changes(shift.begin_ns - off_ns, shift.begin_ns + off_ns, known_ns)
+    return all(one in made for one in process.find_changes(end_ns - off_ns, end_ns + off_ns, known_ns))
 
 
 def _is_back(earlier: PaceShift, later: PaceShift) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from zerotop.analysis.findings.support.evidence import Evidence, Group, Ints, Pr
 from zerotop.analysis.findings.support.gpu_faults import change_by_fault
 from zerotop.analysis.findings.support.links import TO_GPU_FAULTS, Kinds, awaits_dead_thread, is_held_up, is_told_again
 from zerotop.analysis.findings.support.thresholds import BUSY_CORES
+from zerotop.analysis.formatting import Text
 from zerotop.analysis.hangs.reader import StandstillReader
 from zerotop.analysis.hangs.sentences import (
     describe_collectives,
@@ -113,10 +114,41 @@ class _Silence:
 def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report each silence of an attempt when it has lasted long enough, even if it ends later.
 
-    One that was reported without stacks is told again with them.
+    One that was reported without stacks is told again with them, and each with its end once the job has gone on.
     """
-    for silence in _find_silences(window) if len(window.subject.lead.steps) else ():
-        yield from _check_silence(window, silence)
+    silences = _find_silences(window) if len(window.subject.lead.steps) else ()
+    told = (one for silence in silences for one in _check_silence(window, silence) if one is not None)
+    yield from window.follow(told, partial(_tell_end, window))
+
+
+def _tell_end(window: SearchWindow[Group], told: Finding) -> Finding | None:
+    """Return a silence that was told, with its length, once a step has ended after it; None before that, and only once."""
+    group, steps = window.subject, window.subject.lead.steps
+    later = steps[np.searchsorted(steps["end_unix_ns"], told.known_ns, "right") :][:1]
+    seen = window.find_once(lambda: None, told.begin_ns)
+    is_last = seen is None or seen.known_ns <= told.known_ns  # the same was not told again with stacks
+    if told.severity is not Severity.ERROR or not is_last or not len(later):
+        return None
+    if not isinstance(told.headline, Text) or not isinstance(told.details, Text):
+        return None
+    known_ns, step = int(later["end_unix_ns"][0]), int(later["step"][0])
+    parts = [
+        process.records(table).read_window(told.known_ns, known_ns)
+        for process in group.processes
+        for table in ("begins", "spans")
+    ]
+    until_ns = min((int(part.times[0]) for part in parts if len(part)), default=known_ns)
+    evidence = told.evidence | {"silent_s": (until_ns - told.begin_ns) / 1e9}
+    values = {**told.details.values, **evidence, "went_on": step}
+    return replace(
+        told,
+        known_ns=known_ns,
+        end_ns=until_ns,
+        severity=Severity.WARNING,
+        headline=Text(told.headline.template, values),
+        details=Text(f"{told.details.template} It went on in step {{went_on}}.", values),
+        evidence=evidence,
+    ).for_next_run
 
 
 def _find_silences(window: SearchWindow[Group]) -> Iterator[_Silence]:
