@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,11 +51,14 @@ def write_standing(
     written_s: Sequence[float] = (25, 30, 40),
     *,
     ended_s: float | None = None,
+    left_s: float | None = None,
+    exit_code: int = 0,
     phase: str = "step",
 ) -> Recording:
     """Write ranks that iterate in a second and stand still from SILENT_S on; None: a rank that writes no stacks.
 
     ``phase``: the last one that rank 0 has begun and ended. ``ended_s``: when the job was killed.
+    ``left_s``: when the ranks said goodbye, just before the job ended with ``exit_code``.
     """
     recording = PlantedRecording(folder)
     for rank in stands:
@@ -82,11 +85,22 @@ def write_standing(
     for rank, stand, second in known:
         facts = {name: value for name, value in make_facts(stand).items() if name in ("frames", "stacks")}
         recording.write_event(recording.node, second, events.RankStacks, rank=rank, pid=make_identity(rank).pid, **facts)
-    for rank in stands:
-        if ended_s is None:
-            break
-        recording.write_event(recording.node, ended_s, events.RankGone, rank=rank, pid=make_identity(rank).pid)
+    _write_ends(recording, stands, ended_s, left_s, exit_code)
     return recording.open_recording()
+
+
+def _write_ends(
+    recording: PlantedRecording, ranks: Iterable[int], ended_s: float | None, left_s: float | None, exit_code: int
+) -> None:
+    for rank in ranks:
+        who = make_identity(rank)
+        if left_s is not None:
+            recording.write_event(who, left_s, events.Goodbye, lost=0, step=STEPS - 1)
+        if ended_s is not None:
+            recording.write_event(recording.node, ended_s, events.RankGone, rank=rank, pid=who.pid)
+    if left_s is not None:
+        end_s = max(left_s + 1, ended_s or 0)
+        recording.write_event(recording.node, end_s, events.JobEnded, exit_code=exit_code, seconds=end_s)
 
 
 def _write_own_threads(recording: PlantedRecording, stands: Mapping[int, Stand | None]) -> None:
