@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +51,7 @@ def write_standing(
     written_s: Sequence[float] = (25, 30, 40),
     *,
     ended_s: float | None = None,
+    left: tuple[float, int] | None = None,
     phase: str = "step",
     went_on_s: float | None = None,
 ) -> Recording:
@@ -58,6 +59,7 @@ def write_standing(
 
     ``phase``: the last one that rank 0 has begun and ended. ``ended_s``: when the job was killed.
     ``went_on_s``: when a last step begins on each rank, which takes a second.
+    ``left``: when the ranks said goodbye, just before the job ended, and its exit code.
     """
     recording = PlantedRecording(folder)
     for rank in stands:
@@ -86,11 +88,22 @@ def write_standing(
     for rank, stand, second in known:
         facts = {name: value for name, value in make_facts(stand).items() if name in ("frames", "stacks")}
         recording.write_event(recording.node, second, events.RankStacks, rank=rank, pid=make_identity(rank).pid, **facts)
-    for rank in stands:
-        if ended_s is None:
-            break
-        recording.write_event(recording.node, ended_s, events.RankGone, rank=rank, pid=make_identity(rank).pid)
+    _write_ends(recording, stands, ended_s, left)
     return recording.open_recording()
+
+
+def _write_ends(
+    recording: PlantedRecording, ranks: Iterable[int], ended_s: float | None, left: tuple[float, int] | None
+) -> None:
+    for rank in ranks:
+        who = make_identity(rank)
+        if left is not None:
+            recording.write_event(who, left[0], events.Goodbye, lost=0, step=STEPS - 1)
+        if ended_s is not None:
+            recording.write_event(recording.node, ended_s, events.RankGone, rank=rank, pid=who.pid)
+    if left is not None:
+        end_s = max(left[0] + 1, ended_s or 0)
+        recording.write_event(recording.node, end_s, events.JobEnded, exit_code=left[1], seconds=end_s)
 
 
 def _write_own_threads(recording: PlantedRecording, stands: Mapping[int, Stand | None]) -> None:

@@ -56,6 +56,16 @@ class StandstillReader:
             return None
         return group_ranks(list(known), {process: found[-1] for process, found in alive.items() if found}, ends)
 
+    def find_arrival(self, since_ns: int) -> int:
+        """Return since when the ranks have been where their last stacks show them: ``since_ns`` if all stacks do."""
+        moved = (
+            found[index + 1].time_ns
+            for found in self._stacks.values()
+            for index, one in enumerate(found)
+            if one.training.own_frame != found[-1].training.own_frame
+        )
+        return max(moved, default=since_ns)
+
 
 def _has_calls_to_come(found: Sequence[StackReport]) -> bool:
     """Whether a rank whose Python runs has not yet written its calls of collectives, as others have."""

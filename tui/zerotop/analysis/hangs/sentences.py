@@ -8,10 +8,10 @@ from dataclasses import replace
 from zerotop.analysis.formatting import format_ranks
 from zerotop.analysis.hangs.stacks import ThreadStack
 from zerotop.analysis.hangs.standstill import Absence, StackGroup, Standstill
-from zerotop.analysis.hangs.waits import WaitKind, find_wait
+from zerotop.analysis.hangs.waits import A_THREAD, THREADS, WaitKind, find_wait
 
 # Activities that are things to wait for, such as "a queue", and no functions.
-_AWAITED = ("a ", "another ", "the ")
+_AWAITED = ("a ", "another ", "the ", "thread ")
 _BY_THREADS = (
     "Threads wait for each other: let none wait for a queue while it holds a lock, and take locks in the same order."
 )
@@ -104,15 +104,20 @@ def describe_threads(standstill: Standstill) -> str:
     )
 
 
+def list_thread_places(standstill: Standstill) -> list[str]:
+    """Return the lines, as ``train.py:71``, at which the threads of :func:`describe_threads` stand."""
+    return [group.place.partition(" in ")[0] for _, group in _list_threads(standstill)]
+
+
 def name_thread(name: str) -> str:
     """Return ``Thread-1``, or ``Thread loader``."""
     return name if name.startswith("Thread") else f"Thread {name}"
 
 
 def _list_threads(standstill: Standstill) -> list[tuple[ThreadStack, StackGroup]]:
-    """Return the threads in the job's own code beside a training thread that waits for a lock or a queue."""
+    """Return the threads in the job's own code beside a training thread that waits for a lock, a queue or a thread."""
     shown = standstill.odd or standstill.groups[0]
-    if shown.wait is None or shown.wait.kind is not WaitKind.LOCK:
+    if shown.wait is None or shown.wait.kind not in (WaitKind.LOCK, WaitKind.EXIT):
         return []
     others = (one for one in shown.stacks[0].threads if one.thread and any(frame.own for frame in one.frames))
     return [(one, replace(shown, wait=find_wait(one), frame=one.own_frame)) for one in others]
@@ -155,8 +160,18 @@ def write_advice(standstill: Standstill) -> str:
     return "Look at that line: the others wait until this rank arrives."
 
 
+def _name_activity(group: StackGroup) -> str:
+    """Return what a group does or waits for: the thread that a rank waits for by its name, if it has no other one."""
+    if group.wait is None or group.wait.name not in (A_THREAD, THREADS) or len(group.stacks) != 1:
+        return group.activity
+    others = [one.thread for one in group.stacks[0].threads if one.thread]
+    is_known = len(others) == 1 and others[0] != "MainThread"
+    return f"thread {others[0].removeprefix('Thread-')}" if is_known else group.activity
+
+
 def _describe_state(group: StackGroup, where: str, *, is_one: bool) -> str:
-    be, place = "is" if is_one else "are", f" at {where}" if where else ""
+    is_exit = group.wait is not None and group.wait.kind is WaitKind.EXIT
+    be, place = "is" if is_one else "are", f" at {where}" if where and not is_exit else ""
     if group.end is not None:
         number = group.end.signal_number
         return f"{'has' if is_one else 'have'} ended" + (f" by signal {number}" if number else place)
@@ -166,6 +181,7 @@ def _describe_state(group: StackGroup, where: str, *, is_one: bool) -> str:
         return f"{'waits for its GPU' if is_one else 'wait for their GPUs'} in {group.activity}{place}"
     if group.awaits_others:
         return f"{'waits' if is_one else 'wait'} in {group.activity}{place}"
-    if group.activity.startswith(_AWAITED):
-        return f"{'waits' if is_one else 'wait'} for {group.activity}{place}"
-    return f"{be} in {group.activity}{place}" if group.activity else f"{be}{place}"
+    activity = _name_activity(group)
+    if activity.startswith(_AWAITED):
+        return f"{'waits' if is_one else 'wait'} for {activity}{place}"
+    return f"{be} in {activity}{place}" if activity else f"{be}{place}"

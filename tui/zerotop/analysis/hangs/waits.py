@@ -24,6 +24,7 @@ class WaitKind(Enum):
     NETWORK = "network"
     DATA = "data"  # of a DataLoader
     WORKERS = "workers"  # of a DataLoader, to end: PyTorch waits up to 5 s for each
+    EXIT = "exit"  # for threads and processes to end, as Python does when the script is over
     OTHER = "other"
 
 
@@ -32,10 +33,14 @@ FOR_OTHERS = frozenset((WaitKind.COLLECTIVE, WaitKind.BACKWARD, WaitKind.DEVICE)
 LONG_WORK = frozenset(
     (
         *(WaitKind.SAVE, WaitKind.LOAD, WaitKind.COMPILE, WaitKind.BUILD_LOCK, WaitKind.NETWORK, WaitKind.DEVICE),
-        WaitKind.WORKERS,
+        *(WaitKind.WORKERS, WaitKind.EXIT),
     )
 )
 """Work that may take minutes in which nothing else happens."""
+
+
+A_THREAD, THREADS = "a thread", "the end of threads"
+"""Names of waits for threads to end: for one, and for all that keep Python from exiting."""
 
 
 class Wait(NamedTuple):
@@ -85,7 +90,14 @@ _LIBRARIES: tuple[tuple[WaitKind, str, str, str], ...] = (
     (WaitKind.BACKWARD, "torch/autograd/graph.py", "_engine_run_backward", "backward"),
     (WaitKind.DEVICE, "torch/cuda/__init__.py", "synchronize", "torch.cuda.synchronize"),
     (WaitKind.DEVICE, "torch/cuda/streams.py", r"(?:\w+\.)?synchronize", "synchronize"),
-    (WaitKind.LOCK, "threading.py", r"(?:\w+\.)?(?:wait|acquire|join|_wait_for_tstate_lock)", "a lock"),
+    (WaitKind.EXIT, "threading.py", "_shutdown", THREADS),
+    (WaitKind.EXIT, "multiprocessing/util.py", "_exit_function", "the end of processes"),
+    (WaitKind.LOCK, "multiprocessing/pool.py", r"(?:\w+\.)?(?:join|__exit__|terminate)", "a process pool"),
+    (WaitKind.LOCK, "multiprocessing/process.py", r"(?:\w+\.)?join", "a process"),
+    (WaitKind.LOCK, "concurrent/futures/thread.py", r"(?:\w+\.)?shutdown", "a thread pool"),
+    (WaitKind.LOCK, "concurrent/futures/process.py", r"(?:\w+\.)?shutdown", "a process pool"),
+    (WaitKind.LOCK, "threading.py", r"(?:\w+\.)?join", A_THREAD),
+    (WaitKind.LOCK, "threading.py", r"(?:\w+\.)?(?:wait|acquire|_wait_for_tstate_lock)", "a lock"),
     (WaitKind.LOCK, "queue.py", r"(?:\w+\.)?(?:get|put|join)", "a queue"),
     (WaitKind.LOCK, "filelock/", ".*", "a file lock"),
 )

@@ -14,7 +14,14 @@ from zerotop.analysis.failures.tracebacks import Traceback
 from zerotop.analysis.findings.support import Finding, FindingKind, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Ints, Process, Samples
 from zerotop.analysis.findings.support.gpu_faults import change_by_fault
-from zerotop.analysis.findings.support.links import TO_GPU_FAULTS, Kinds, awaits_dead_thread, is_held_up, is_told_again
+from zerotop.analysis.findings.support.links import (
+    TO_GPU_FAULTS,
+    Kinds,
+    awaits_dead_thread,
+    is_held_up,
+    is_told_again,
+    was_the_end,
+)
 from zerotop.analysis.findings.support.thresholds import BUSY_CORES
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.hangs.reader import StandstillReader
@@ -47,7 +54,10 @@ _KIND = FindingKind(
     advice="Find the line at which {hung} is stuck.",
     fix="py-spy dump --pid {pid}",
     explained_by=(*TO_GPU_FAULTS, Kinds(is_held_up, "nvml_silent", "dead_rank"), Kinds(awaits_dead_thread, "thread_died")),
-    superseded_by=(Kinds(is_told_again, "hung_ranks"), Kinds(is_told_again, "hung_ranks", shares_ranks=False)),
+    superseded_by=(
+        *(Kinds(is_told_again, "hung_ranks", shares_ranks=shares_ranks) for shares_ranks in (True, False)),
+        *(Kinds(was_the_end, "long_end", shares_ranks=shares_ranks) for shares_ranks in (True, False)),
+    ),
 )
 _SEEN = _KIND.with_changes(
     confidence=0.9,
@@ -182,7 +192,7 @@ def _check_silence(window: SearchWindow[Group], silence: _Silence) -> Iterator[F
     times = _list_times(silence, reader.written_ns, end_ns)
     settled = [time_ns for time_ns in times if time_ns < recording.cursor_ns - _LATE_NS]
     for known_ns in [*window.items(settled, since_ns), *times[len(settled) :]]:
-        if _is_explained(recording, group, since_ns, known_ns):
+        if is_explained(recording, group, since_ns, known_ns):
             return
         seen = window.find_once(partial(_find_seen, window, reader, silence, known_ns), since_ns)
         if seen is not None:
@@ -194,7 +204,7 @@ def _check_silence(window: SearchWindow[Group], silence: _Silence) -> Iterator[F
     if (
         stopped_ns is not None
         and stopped_ns <= silence.until_ns
-        and not _is_explained(recording, group, since_ns, stopped_ns)
+        and not is_explained(recording, group, since_ns, stopped_ns)
     ):
         yield window.find_once(partial(_find_ended, window, reader, silence, stopped_ns), since_ns)
 
@@ -203,7 +213,7 @@ def _find_seen(window: SearchWindow[Group], reader: StandstillReader, silence: _
     """Return the finding if the stacks of all ranks show by then that they hang."""
     is_long = known_ns >= silence.limit_ns(LONGEST_WORK_SECONDS)
     standstill = reader.read_at(known_ns, confirmed=not is_long)
-    if standstill is None or not (is_long or _is_hang(window.subject, standstill, silence.since_ns, known_ns)):
+    if standstill is None or not (is_long or is_hang(window.subject, standstill, silence.since_ns, known_ns)):
         return None
     return _build_seen(window.recording, window.subject, silence, known_ns, standstill)
 
@@ -216,7 +226,7 @@ def _find_ended(window: SearchWindow[Group], reader: StandstillReader, silence: 
     late = standstill.odd or standstill.groups[0]
     is_idle = late.wait is not None and late.wait.kind in (WaitKind.SLEEP, WaitKind.LOCK)
     is_known = all(group.stacks for group in standstill.groups) and (is_idle or standstill.is_mismatch)
-    if not is_known or not _is_hang(window.subject, standstill, silence.since_ns, stopped_ns):
+    if not is_known or not is_hang(window.subject, standstill, silence.since_ns, stopped_ns):
         return None
     return _build_seen(window.recording, window.subject, silence, stopped_ns, standstill, is_over=True)
 
@@ -240,7 +250,7 @@ def _list_times(silence: _Silence, written_ns: list[int], end_ns: int) -> list[i
     return sorted(time_ns for time_ns in {*limits, *written_ns} if first_ns <= time_ns <= end_ns)
 
 
-def _is_hang(group: Group, standstill: Standstill, since_ns: int, time_ns: int) -> bool:
+def is_hang(group: Group, standstill: Standstill, since_ns: int, time_ns: int) -> bool:
     """Whether the ranks wait in different collectives, or those that others wait for are stuck, not doing long work."""
     groups = standstill.groups
     if standstill.difference is not None:
@@ -248,6 +258,10 @@ def _is_hang(group: Group, standstill: Standstill, since_ns: int, time_ns: int) 
     late = [standstill.odd] if standstill.odd is not None else [one for one in groups if not one.awaits_others]
     if not late and all(one.awaits_device for one in groups):
         late = list(groups)
+    if any(one.awaits_others for one in groups) and any(
+        one.wait is not None and one.wait.kind is WaitKind.EXIT for one in late
+    ):
+        return True  # a rank whose script is over does not come
     return not any(_is_working(group, stacks, since_ns, time_ns) for stacks in late)
 
 
@@ -284,7 +298,7 @@ def _measure_own(process: Process, since_ns: int, time_ns: int) -> float:
     return wanted
 
 
-def _is_explained(recording: Evidence, group: Group, since_ns: int, until_ns: int) -> bool:
+def is_explained(recording: Evidence, group: Group, since_ns: int, until_ns: int) -> bool:
     """Whether a rank could not write its phases, for example to a full disk, or was stopped by a signal."""
     keys = {process.key for process in group.processes}
     stopped = select_events(recording.events_of(RankStopped), since_ns, until_ns)

@@ -195,6 +195,11 @@ def is_told_again(effect: Finding, cause: Finding) -> bool:
     return cause.begin_ns == effect.begin_ns and cause.known_ns > effect.known_ns
 
 
+def was_the_end(effect: Finding, cause: Finding) -> bool:
+    """Whether ranks stood still after the last phase of a job that then ended normally."""
+    return cause.begin_ns <= effect.known_ns <= cause.end_ns
+
+
 def begins_before(effect: Finding, cause: Finding) -> bool:
     return cause.begin_ns <= effect.begin_ns and (cause.step is None or effect.step is None or cause.step <= effect.step)
 
