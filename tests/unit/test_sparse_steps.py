@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import pytest
 
+from zerotop.analysis.findings.support.evidence import Process
 from zerotop.analysis.findings.support.memory.growing_readings import GrowthStretch, MemoryReadings
 from zerotop.analysis.findings.support.steps.runs import find_settled_run, find_turns
 from zerotop.recording.samples import Ints
@@ -51,7 +54,7 @@ def test_time_lost_in_turns(lost_s: list[float], apart: int, expected: slice | N
 
 
 def list_stretches(steps: Ints, held: Ints, chunk: int) -> list[tuple[int, int]]:
-    readings = MemoryReadings()
+    readings = MemoryReadings(cast("Process", None))  # changes alone need none
     found: dict[int, int] = {}
     for begin in range(0, len(steps), chunk):
         part = slice(begin, begin + chunk)

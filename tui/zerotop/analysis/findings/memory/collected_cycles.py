@@ -50,19 +50,16 @@ class _Fall(NamedTuple):
 def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report each rank's memory once, with the first collection after which chance is no explanation."""
     for process in window.subject.processes:
-        readings = window.keep(MemoryReadings, process)
-        readings.read_new(process)
-        yield window.find_once(
-            partial(_find_freed, readings, process, window.items(process.events_of(Garbage), process)), process
-        )
+        yield window.find_once(partial(_find_freed, process, window.items(process.events_of(Garbage), process)), process)
 
 
-def _find_freed(readings: MemoryReadings, process: Process, fresh: Sequence[Garbage]) -> Finding | None:
+def _find_freed(process: Process, fresh: Sequence[Garbage]) -> Finding | None:
     if not fresh:
         return None
-    steps, ends_ns, held = (one[SETTLED_STEPS:] for one in readings.select_times(process, 0))
+    readings = MemoryReadings.read(process)
+    steps, ends_ns, held = (one[SETTLED_STEPS:] for one in readings.select_times(0))
     falls = list(_find_falls(steps, held))
-    pauses = readings.select(process, SETTLED_STEPS)[0]
+    pauses = readings.select(SETTLED_STEPS)[0]
     is_pause = (pauses["eval_s"] > 0) | (pauses["checkpoint_s"] > 0)
     falls = [one for one in falls if not is_pause[one.place]]
     for event in fresh if falls else ():
@@ -104,7 +101,7 @@ def _find_collected(process: Process, ends_ns: Ints, until_ns: int) -> NDArray[n
 def _build_finding(readings: MemoryReadings, process: Process, falls: list[_Fall], known_ns: int) -> Finding:
     first, last = falls[0], falls[-1]
     begin, end = SETTLED_STEPS + max(0, first.place - first.steps), SETTLED_STEPS + last.place + 1
-    rows = readings.select(process, begin, end)[0]
+    rows = readings.select(begin, end)[0]
     distance = round(float(np.median(np.diff([one.step for one in falls]))))
     evidence = {
         "bytes_per_step": float(np.median([one.slope for one in falls])),

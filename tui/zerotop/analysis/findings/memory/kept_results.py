@@ -44,20 +44,19 @@ class _Rise(NamedTuple):
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report once for each attempt: the first rank on which it is seen."""
     for process in window.subject.processes:
-        readings = window.keep(MemoryReadings, process)
-        readings.read_new(process)
         if any(event.held for event in process.events_of(Tensors)):
-            found = _find_kept(process, readings)
+            found = _find_kept(process)
             if found is not None:
                 yield found
 
 
-def _find_kept(process: Process, readings: MemoryReadings) -> Finding | None:
+def _find_kept(process: Process) -> Finding | None:
     """Return the finding as soon as memory has risen often enough, and what holds it is known."""
-    steps, ends_ns, held = readings.select_times(process, 0)
+    readings = MemoryReadings.read(process)
+    steps, ends_ns, held = readings.select_times(0)
     holder: HeldTensors | None = None
     rises: list[_Rise] = []
-    for rise in _list_rises(process, readings):
+    for rise in _list_rises(readings):
         rises.append(rise)
         inside = (one for one in process.events_of(Tensors) if ends_ns[rise.begin] <= one.unix_ns < ends_ns[rise.end + 1])
         for event in inside:
@@ -82,9 +81,9 @@ def _find_kept(process: Process, readings: MemoryReadings) -> Finding | None:
     )
 
 
-def _list_rises(process: Process, readings: MemoryReadings) -> Iterator[_Rise]:
+def _list_rises(readings: MemoryReadings) -> Iterator[_Rise]:
     """Yield the rises of a process's memory over several steps that end with a fall by at least half of them."""
-    (rows, held), begin = readings.select(process, 0), 0
+    (rows, held), begin = readings.select(0), 0
     least = np.maximum(_LEAST_BYTES, _PEAK_SHARE * np.maximum.accumulate(rows["allocated_peak_bytes"]))
     for end in np.flatnonzero(held[:-1] - held[1:] >= least[:-1]).tolist():
         inside = held[begin : end + 1]

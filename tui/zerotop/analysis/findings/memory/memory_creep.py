@@ -126,7 +126,7 @@ def _find_next(
     for index in range(last.next if last is not None else 0, len(stretches)):
         stretch = stretches[index]
         if last is not None and last.ended_ns is None:
-            news, end_ns = _follow(window, last, stretch.end_ns)
+            news, end_ns = _follow(last, stretch.end_ns)
             if news is not None:
                 return news._replace(next=index)
             if stretch.process.rank in last.ranks and stretch.begin_ns <= end_ns:
@@ -134,21 +134,20 @@ def _find_next(
         return _begin_creep(window, stretch, index + 1)
     if last is None or last.ended_ns is not None:
         return None
-    news, _ = _follow(window, last, window.recording.cursor_ns)
+    news, _ = _follow(last, window.recording.cursor_ns)
     return news._replace(next=len(stretches)) if news is not None else None
 
 
 def _begin_creep(window: SearchWindow[Group], stretch: growing_readings.GrowthStretch, next_index: int) -> _Creep:
-    stretch = _extend_back(window.keep(growing_readings.MemoryReadings, stretch.process), stretch)
-    ranks = [process.rank for process in window.subject.processes if _grows_alike(window, process, stretch)]
+    stretch = _extend_back(stretch)
+    ranks = [process.rank for process in window.subject.processes if _grows_alike(process, stretch)]
     return _Creep(stretch, ranks, find_growth_onset(stretch.steps, stretch.held, stretch.slope), next_index)
 
 
-def _extend_back(
-    readings: growing_readings.MemoryReadings, stretch: growing_readings.GrowthStretch
-) -> growing_readings.GrowthStretch:
+def _extend_back(stretch: growing_readings.GrowthStretch) -> growing_readings.GrowthStretch:
     """Return a stretch with the readings before it that had grown about as fast: slight falls interrupt it."""
-    slope, (steps, _, held) = stretch.slope, readings.select_times(stretch.process, 0)
+    readings, slope = growing_readings.MemoryReadings.read(stretch.process), stretch.slope
+    steps, _, held = readings.select_times(0)
     steps, held = steps[: stretch.first + 1], held[: stretch.first + 1]
     # It may begin just before a rise, or just after one.
     reached = held[-1] + np.diff(stretch.held).max()
@@ -160,14 +159,14 @@ def _extend_back(
     begin = max(begin, int(np.searchsorted(steps, onset)) - 1)
     if held[-1] - held[begin] < _SAME_PACE * slope * max(1, int(steps[-1] - steps[begin])):
         return stretch
-    return readings.select_stretch(stretch.process, begin, stretch.first + len(stretch.held))
+    return readings.select_stretch(begin, stretch.first + len(stretch.held))
 
 
-def _follow(window: SearchWindow[Group], last: _Creep, until_ns: int) -> tuple[_Creep | None, int]:
+def _follow(last: _Creep, until_ns: int) -> tuple[_Creep | None, int]:
     """Return a creep when it has grown much further, or once it has ended, and when its memory had its last new maximum."""
     stretch = last.stretch
-    readings, told = window.keep(growing_readings.MemoryReadings, stretch.process), len(stretch.held)
-    steps, ends_ns, held = readings.select_times(stretch.process, stretch.first)
+    readings, told = growing_readings.MemoryReadings.read(stretch.process), len(stretch.held)
+    steps, ends_ns, held = readings.select_times(stretch.first)
     count = int(np.searchsorted(ends_ns, until_ns, "right"))
     if count <= told:
         return None, stretch.end_ns
@@ -185,10 +184,10 @@ def _follow(window: SearchWindow[Group], last: _Creep, until_ns: int) -> tuple[_
         return None, end_ns
     ended_ns = int(ends_ns[index]) if has_ended[index] else None
     last_index = int(slowed_since[index] if is_slower[index] else highest[index])
-    grown = readings.select_stretch(stretch.process, stretch.first, stretch.first + last_index + 1)
-    faster = readings.select_stretch(stretch.process, stretch.first + grown.find_faster(), stretch.first + last_index + 1)
+    grown = readings.select_stretch(stretch.first, stretch.first + last_index + 1)
+    faster = readings.select_stretch(stretch.first + grown.find_faster(), stretch.first + last_index + 1)
     if faster.first > stretch.first and faster.is_creep:
-        slower = readings.select_stretch(stretch.process, stretch.first, faster.first + 1)
+        slower = readings.select_stretch(stretch.first, faster.first + 1)
         if slower.is_creep:
             return last._replace(stretch=slower, ended_ns=int(ends_ns[index]), faster=faster), end_ns
     return last._replace(stretch=grown, ended_ns=ended_ns), end_ns
@@ -261,11 +260,11 @@ def _measure_left(stretch: growing_readings.GrowthStretch, step: int) -> int:
     return int(min(stretch.held[index] - stretch.held[0], grown))
 
 
-def _grows_alike(window: SearchWindow[Group], process: Process, stretch: growing_readings.GrowthStretch) -> bool:
+def _grows_alike(process: Process, stretch: growing_readings.GrowthStretch) -> bool:
     """Whether a rank's memory grew by about as much a step in the same steps, as far as it has finished them."""
     if process is stretch.process:
         return True
-    rows, held = window.keep(growing_readings.MemoryReadings, process).select(process, 0)
+    rows, held = growing_readings.MemoryReadings.read(process).select(0)
     inside = (rows["end_unix_ns"] <= stretch.end_ns) & (rows["step"] >= stretch.rows["step"][0])
     if inside.sum() < len(stretch.rows) - 1:
         return False

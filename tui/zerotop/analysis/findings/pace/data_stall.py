@@ -17,7 +17,7 @@ from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine
 from zerotop.analysis.findings.support.steps.onsets import select_from_onset
 from zerotop.analysis.findings.support.steps.runs import MOST_TURNS, find_settled_run, find_turns
 from zerotop.analysis.findings.support.steps.step_values import StepValues
-from zerotop.analysis.findings.support.thresholds import STALL_SECONDS, STALL_SHARE
+from zerotop.analysis.findings.support.thresholds import MORE_STEPS, SHOWN_SHARE, STALL_SECONDS, STALL_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS, ShiftFinder
 from zerotop.recording.samples import Rows
 
@@ -36,8 +36,6 @@ _ONE_RANK_HEADLINE = "Rank {rank} waits for data for {share:percent} of each {it
 _SPARSE_STEPS = 3
 # The share of an iteration by which waiting must rise at once.
 _RISE_SHARE = 0.10
-# A wait is looked at again after this part of more steps, and reported if its iterations differ by this share.
-_MORE_STEPS, _SHOWN_SHARE = 4, 0.02
 # How long a finding waits for its line (ns): on a slow machine samples are written late.
 _PATIENCE_NS = 30_000_000_000
 
@@ -113,7 +111,7 @@ def _follow(group: Group, last: _Told) -> _Told | None:
         finding = tell_again(last.begun, last.line, late_ns)
         return last._replace(finding=finding, is_news=True, awaits_workers=False)
     count, steps, line = last.wait.last + 1 - last.wait.first, process.phased_steps, last.line
-    wait = last.wait._replace(last=last.wait.last + max(SETTLED_STEPS, count // _MORE_STEPS))
+    wait = last.wait._replace(last=last.wait.last + max(SETTLED_STEPS, count // MORE_STEPS))
     if wait.last >= len(steps):
         return None
     now = last._replace(wait=wait, is_news=False)
@@ -122,7 +120,7 @@ def _follow(group: Group, last: _Told) -> _Told | None:
     known_ns, iteration_s = int(steps["end_unix_ns"][wait.last]), _measure(wait)[1]
     if line is None:  # there were few samples
         line = find_line(wait._replace(known_ns=known_ns).find_delay())
-    is_new = abs(iteration_s / last.iteration_s - 1) > _SHOWN_SHARE or line is not last.line
+    is_new = abs(iteration_s / last.iteration_s - 1) > SHOWN_SHARE or line is not last.line
     if known_ns <= told_ns or not is_new:
         return now._replace(line=line)
     finding = tell_again(wait, line, known_ns)

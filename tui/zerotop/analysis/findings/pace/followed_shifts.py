@@ -17,15 +17,13 @@ from zerotop.analysis.findings.support.causes.training_causes import check_train
 from zerotop.analysis.findings.support.lines import line_findings
 from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, find_line
 from zerotop.analysis.findings.support.steps.runs import find_first_run
-from zerotop.analysis.findings.support.thresholds import NEAR_STEPS
+from zerotop.analysis.findings.support.thresholds import MORE_STEPS, NEAR_STEPS, SHOWN_SHARE
 from zerotop.analysis.stats.change_points import SHIFT_STEPS
 from zerotop.analysis.stats.wander import BLOCK
 from zerotop.recording.samples import Rows
 
 # A level that is as near to the one before a change is the same.
 _BACK_SHARE = 0.1
-# The levels of a change are looked at after this part of more steps, and shown again if one of them differs by this share.
-_MORE_SHOWN, _SHOWN_SHARE = 4, 0.02
 # For so long (ns) the line of a change is looked for with each event that has samples; then with the levels only.
 _SAMPLED_NS = 60 * 10**9
 # Blocks of steps in a row that are nearer to the level before: the change has passed.
@@ -121,7 +119,7 @@ class FollowedShifts:
     def _tell_levels(self, one: _Followed, steps: Rows) -> Iterator[ToldShift]:
         """Yield a change again where its levels, after each quarter of more steps, or its line are not those shown."""
         shift, later = one.shift, steps[np.searchsorted(steps["step"], one.shift.step) :]
-        while not shift.change.found_in and len(later) >= (due := one.steps + max(BLOCK, one.steps // _MORE_SHOWN)):
+        while not shift.change.found_in and len(later) >= (due := one.steps + max(BLOCK, one.steps // MORE_STEPS)):
             known_ns = int(later["end_unix_ns"][due - 1])
             is_later = known_ns > one.found.known_ns
             line = _find_later_line(shift, known_ns) if one.found.line is None and is_later else None
@@ -129,7 +127,7 @@ class FollowedShifts:
                 one.found = FoundLine(line, known_ns)
             told = self.measure(explain_by_training(shift, known_ns), one.found._replace(known_ns=known_ns))
             present = told.whole.before_s, told.whole.after_s
-            is_other = max(abs(now / then - 1) for now, then in zip(present, one.levels, strict=True)) > _SHOWN_SHARE
+            is_other = max(abs(now / then - 1) for now, then in zip(present, one.levels, strict=True)) > SHOWN_SHARE
             if line is not None or (is_other and is_later):
                 yield told
             one.steps, one.levels = due, present if is_other else one.levels

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -84,58 +85,68 @@ _LEAST_APART = 1.5
 _COLUMNS = {BETWEEN: "", UNSEEN: "", "data": "data_s", "forward": "forward_s"}
 
 
-class _Pauses:
+class _Pauses(NamedTuple):
     """Pauses at a line, or at lines between which their time is divided."""
 
-    def __init__(self, begin_ns: int) -> None:
-        self.begin_ns = begin_ns  # of the first one
-        self.count = 0
-        self.lines: set[tuple[str, int]] = set()
-        self.due_count = _FEWEST_PAUSES  # with which they are measured
+    begin_ns: int  # of the first one
+    times: int
+    lines: frozenset[tuple[str, int]]
+
+
+class _Counted(NamedTuple):
+    """An event that shows a pause, and all pauses up to it: those at its lines first."""
+
+    delay: Delay
+    line: StackLine | None
+    is_divided: bool  # between several lines
+    pauses: tuple[_Pauses, ...]
 
 
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report each line of each rank, and again with more pauses."""
     for process in window.subject.processes:
-        by_line: dict[tuple[str, int], _Pauses] = window.keep(dict, process)  # counts stacks once: finding lines is slow
-        for event in select_events_in(window.items(process.events_of(Stacks), process), _COLUMNS, SLOW):
-            yield _check_event(window.subject, process, event, by_line)
+        fresh = iter(select_events_in(window.items(process.events_of(Stacks), process), _COLUMNS, SLOW))
+        for counted in window.extend(partial(_count_next, process, fresh), 0, process):
+            begin_ns, times, _ = counted.pauses[0]
+            if window.has_grown(times, _FEWEST_PAUSES, _MORE_PAUSES, (process, begin_ns)):
+                yield _check_pauses(window.subject, counted)
 
 
-def _check_event(group: Group, process: Process, event: Stacks, by_line: dict[tuple[str, int], _Pauses]) -> Finding | None:
-    entries, known_ns, where = find_entries(process, event), event.unix_ns, event.where
-    begin_ns, end_ns = (time_ns + process.source.offset_ns for time_ns in (event.begin_ns, event.end_ns))
-    delay = Delay(process, where, begin_ns, end_ns, known_ns)
-    line = find_line(delay, why=SLOW) or find_line_below(delay, entries, why=SLOW)
-    if line is None and where != "data":
-        return None
-    if line is not None and not is_cause(line, delay._replace(where=BETWEEN)):
-        return None
-    if where == "forward" and line is not None and line.known_call is not COMPILE:
-        return None  # what a model computes is another detector's
-    pauses = _count_pause(by_line, entries or {(line.file, line.line) if line is not None else _LOADER}, begin_ns)
-    if pauses.count < pauses.due_count:
-        return None
-    pauses.due_count = pauses.count + math.ceil(_MORE_PAUSES * pauses.count)
-    if entries:
-        line = find_line_below(delay._replace(begin_ns=pauses.begin_ns), pauses.lines, why=SLOW) or line
+def _count_next(process: Process, events: Iterator[Stacks], last: _Counted | None) -> _Counted | None:
+    """Return the pauses with that of the next event. Those at lines that had none in common until now become one."""
+    for event in events:
+        begin_ns, end_ns = (time_ns + process.source.offset_ns for time_ns in (event.begin_ns, event.end_ns))
+        delay, entries = Delay(process, event.where, begin_ns, end_ns, event.unix_ns), find_entries(process, event)
+        line = find_line(delay, why=SLOW) or find_line_below(delay, entries, why=SLOW)
+        if _is_shown(delay, line):
+            lines = frozenset(entries or {(line.file, line.line) if line is not None else _LOADER})
+            known = last.pauses if last is not None else ()
+            same = [one for one in known if not lines.isdisjoint(one.lines)]
+            first_ns, times = min([one.begin_ns for one in same], default=begin_ns), sum(one.times for one in same) + 1
+            pauses = _Pauses(first_ns, times, lines.union(*(one.lines for one in same)))
+            return _Counted(delay, line, bool(entries), (pauses, *(one for one in known if one not in same)))
+    return None
+
+
+def _is_shown(delay: Delay, line: StackLine | None) -> bool:
+    """Whether an event's stacks show a pause that is not another detector's."""
+    if line is None:
+        return delay.where == "data"
+    computes = delay.where == "forward" and line.known_call is not COMPILE
+    return not computes and is_cause(line, delay._replace(where=BETWEEN))
+
+
+def _check_pauses(group: Group, counted: _Counted) -> Finding | None:
+    (process, where, _, _, known_ns, *_), line, pauses = counted.delay, counted.line, counted.pauses[0]
+    if counted.is_divided:
+        line = find_line_below(counted.delay._replace(begin_ns=pauses.begin_ns), pauses.lines, why=SLOW) or line
     rows = process.steps_until(known_ns)
     rows = rows[np.searchsorted(rows["end_unix_ns"], pauses.begin_ns, "right") :]
     slow = [one for one in process.events_of(Stacks) if one.why == SLOW and pauses.begin_ns < one.unix_ns <= known_ns]
-    is_usual = pauses.count >= _NAMED_SHARE * len(slow)
+    is_usual = pauses.times >= _NAMED_SHARE * len(slow)
     concerned = (process.rank,) if len(group.processes) > 1 else None
     return _measure_pauses(process, rows, line, known_ns, _COLUMNS[where], is_usual=is_usual, concerned=concerned)
-
-
-def _count_pause(by_line: dict[tuple[str, int], _Pauses], lines: Collection[tuple[str, int]], begin_ns: int) -> _Pauses:
-    """Return the pauses at these lines with one more. Those at lines that had none in common until now become one."""
-    before = list(dict.fromkeys(by_line[line] for line in lines if line in by_line)) or [_Pauses(begin_ns)]
-    pauses = min(before, key=lambda one: one.begin_ns)
-    pauses.count = sum(one.count for one in before) + 1
-    pauses.lines.update(lines, *(one.lines for one in before))
-    by_line.update(dict.fromkeys(pauses.lines, pauses))
-    return pauses
 
 
 def _measure_pauses(

@@ -10,7 +10,6 @@ of their names.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -119,27 +118,6 @@ _SLOWLY = _Thresholds(np.mean, _LEAST_BETWEEN_S, _LOST_S, _LOST_SHARE, _LEAST_ST
 _USUALLY = _Thresholds(np.median, _USUAL_LEAST_S, _USUAL_LOST_S, _USUAL_LOST_SHARE, _USUAL_STEPS_SHARE)
 
 
-class _SampleTotal:
-    """The seconds or the number of samples. It is examined once it is large enough, and each time it grew by a share."""
-
-    def __init__(self) -> None:
-        self.first: Stacks | None = None
-        self._total, self._due = 0.0, 0.0
-
-    def add(self, event: Stacks, amount: float) -> Stacks:
-        """Add samples of an event, and return the first event that had any."""
-        self.first = self.first or event
-        self._total += amount
-        return self.first
-
-    def is_due(self, least: float, more: float) -> bool:
-        """Whether there are enough samples, and so much more of them than when it was last true."""
-        if self._total < max(least, self._due):
-            return False
-        self._due = self._total + math.ceil(more * self._total)
-        return True
-
-
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report for each attempt if all ranks spend time there, and once each line that takes more time from a step on.
@@ -147,12 +125,11 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     The former is told again with more steps, as samples come, up to a change of pace. If only one rank spends time there
     from the first steps on, it is a straggler.
     """
-    group, samples = window.subject, window.keep(_SampleTotal)  # counts each event once: a long job has thousands
+    group = window.subject
     for event in _read_new(window, group.lead, SHARE, of=_ALWAYS):
-        if not group.has_stages:
-            samples.add(event, _count_samples(event))
-            if samples.is_due(_FEWEST_SAMPLES, _MORE_SAMPLES):
-                yield from _check_whole_training(group, event)
+        samples = window.total(_count_samples(event), _ALWAYS)
+        if not group.has_stages and window.has_grown(samples, _FEWEST_SAMPLES, _MORE_SAMPLES, _ALWAYS):
+            yield from _check_whole_training(group, event)
     reasons = [(process, why) for process in group.processes for why in (SLOW, SHARE)]
     new = [(process, event) for process, why in reasons for event in _read_new(window, process, why, of=_LATER)]
     for process, event in sorted(new, key=lambda one: one[1].unix_ns):  # the first rank that shows a line names it
@@ -222,11 +199,12 @@ def _check_change(window: SearchWindow[Group], process: Process, event: Stacks) 
         if own is None or is_training(own.callees, BETWEEN):
             continue
         key = own.file, own.line
-        samples = window.keep(_SampleTotal, (process.source, event.why, *key))  # since the line was seen first
-        first = samples.add(event, (stack.seconds if is_slow else stack.count) or 0)
+        at_line = process.source, event.why, *key
+        total = window.total((stack.seconds if is_slow else stack.count) or 0, at_line)
+        first = window.find_once(lambda: event, at_line) or event
         if (event.last_step or event.step or 0) - (first.step or 0) < _SAMPLED_STEPS:
             continue
-        if not samples.is_due(_SAMPLED_S if is_slow else _FEWEST_USUAL, _MORE_SECONDS):
+        if not window.has_grown(total, _SAMPLED_S if is_slow else _FEWEST_USUAL, _MORE_SECONDS, at_line):
             continue
         begin_ns = first.begin_ns + process.source.offset_ns
         line = find_line(Delay(process, BETWEEN, begin_ns - 1, event.unix_ns, event.unix_ns), why=event.why)

@@ -23,7 +23,7 @@ from zerotop.analysis.findings.support.links import Kinds, is_simultaneous, wait
 from zerotop.analysis.findings.support.nccl_figures import NcclWait, find_wait
 from zerotop.analysis.findings.support.steps.contests import find_slow_rounds
 from zerotop.analysis.findings.support.steps.onsets import select_from_onset
-from zerotop.analysis.findings.support.thresholds import RECENT_STEPS, STALL_SECONDS, STRAGGLER_SHARE
+from zerotop.analysis.findings.support.thresholds import MORE_STEPS, RECENT_STEPS, STALL_SECONDS, STRAGGLER_SHARE
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 
@@ -52,8 +52,6 @@ _DATA = _KIND.with_changes(
 
 
 _Late = tuple[int, Ints, float]  # index of the process, the indices of its steps, and the seconds of each
-# While it lasts, its figures are those of more steps after each quarter of them.
-_MORE_STEPS = 4
 
 
 class _Look(NamedTuple):
@@ -101,7 +99,7 @@ def _look_again(group: Group, late: _Late, last: _Look | None) -> _Look | None:
     """Return the delay in the RECENT_STEPS before a step, after each quarter of more steps; None before there are these."""
     index, first = late[0], int(late[1][0])
     count = last.end - first if last is not None else SETTLED_STEPS
-    end = first + max(2 * SETTLED_STEPS, count + count // _MORE_STEPS)
+    end = first + max(2 * SETTLED_STEPS, count + count // MORE_STEPS)
     if end > min(len(process.aligned_steps) for process in group.processes):
         return None
     begin = max(first, end - RECENT_STEPS)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from zerotop.analysis.findings.support.finding import Finding, FindingKind
+
+T = TypeVar("T")
 
 
 class Searched:
@@ -15,6 +18,14 @@ class Searched:
         """By detector and host."""
         self.findings: list[Finding] = []
         """Those that are news, in the order in which they were found."""
+        self._derived: dict[Any, Any] = {}
+
+    def derive(self, make: Callable[[Any], T]) -> T:
+        """Return what ``make`` returned for it at first: a table made from its records, which all detectors read."""
+        if make not in self._derived:
+            self._derived[make] = make(self)
+        derived: T = self._derived[make]
+        return derived
 
     def has_found(self, kind: FindingKind) -> bool:
         """Whether a detector has found one of this kind."""

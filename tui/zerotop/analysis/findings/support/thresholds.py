@@ -57,6 +57,11 @@ USED_SHARE = 0.7
 # A rise of resident memory by this much is no cache that fills up.
 HOST_GROWTH_BYTES = 256 * MIB
 
+# --- findings that last -------------------------------------------------------------------------------------------------
+
+# Their figures are looked at again after this part of more steps, and shown if they differ by this share.
+MORE_STEPS, SHOWN_SHARE = 4, 0.02
+
 # --- cores ---------------------------------------------------------------------------------------------------------------
 
 # Other processes take a node's cores when they use this share of them, the ranks wait for as much, and hardly any core is

@@ -6,7 +6,8 @@ may be found several times: the first one counts.
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import update_wrapper
 from typing import Any, Generic, TypeVar
@@ -45,6 +46,7 @@ class SearchWindow(Generic[S]):
         self._lasts: dict[Hashable, Any] = {}  # of the results that follow from each other
         self._kept: dict[Hashable, Any] = {}
         self._news: dict[Hashable, Any] = {}
+        self._totals: dict[Hashable, float] = defaultdict(float)
         self._waiting: dict[Hashable, list[Any]] = {}
         self._findings: set[Hashable] = set()
         self._events: set[Hashable] = set()  # that findings were yielded about
@@ -105,6 +107,18 @@ class SearchWindow(Generic[S]):
             return False
         self._news[of] = value
         return True
+
+    def total(self, amount: float, of: Hashable) -> float:
+        """Return the sum of all amounts up to now."""
+        self._totals[of] += amount
+        return self._totals[of]
+
+    def has_grown(self, value: float, least: float, more: float, of: Hashable) -> bool:
+        """Whether a value is large enough, and larger by the share ``more`` than when this was last true.
+
+        What is examined then takes time that grows linearly with the recording.
+        """
+        return value >= least and self.is_news(value, lambda last, now: now >= last + math.ceil(more * last), of)
 
     def keep(self, make: Callable[[], T], of: Hashable = None) -> T:
         """Return what ``make`` returned at first, for example a search that reads each step of a growing table once."""

@@ -214,19 +214,32 @@ class MemoryReadings:
     (``base``), and that is no new maximum (``record_base``).
     """
 
-    def __init__(self) -> None:
-        self._searched = 0
+    def __init__(self, process: Process) -> None:
+        self._process, self._searched = process, 0
         self._indices, self._held, self._changes = (GrowingArray(one) for one in (np.int64, np.int64, _CHANGE_DTYPE))
+
+    @classmethod
+    def read(cls, process: Process) -> MemoryReadings:
+        """Return the readings of all steps up to now, each of which is read once."""
+        readings = process.derive(cls)
+        readings._add_new()
+        return readings
 
     @property
     def held(self) -> Ints:
         """The bytes of all readings."""
         return self._held.rows
 
-    def read_new(self, process: Process) -> int:
-        """Add the readings of new steps. Returns the index of the first new change."""
-        fresh, first = process.steps[self._searched :], len(self._changes)
-        held = read_held_bytes(process, fresh)
+    @property
+    def changes(self) -> Rows:
+        """The readings that differ from the one before."""
+        return self._changes.rows
+
+    def _add_new(self) -> None:
+        fresh = self._process.steps[self._searched :]
+        if not len(fresh):
+            return
+        held = read_held_bytes(self._process, fresh)
         known = np.flatnonzero(held >= 0)
         before = self._held.rows[-1:].tolist()
         changed = np.flatnonzero(np.diff(held[known], prepend=before or [-1]))
@@ -234,7 +247,6 @@ class MemoryReadings:
         self._indices.add_rows(len(known))[:] = known + self._searched
         self._held.add_rows(len(known))[:] = held[known]
         self._searched += len(fresh)
-        return first
 
     def add_changes(self, readings: Ints, steps: Ints, held: Ints) -> None:
         """Add changes: the indices of their readings, the numbers of the steps, and bytes."""
@@ -273,54 +285,55 @@ class MemoryReadings:
             is_even[-len(last) :] = alike
         return is_even
 
-    def select(self, process: Process, begin: int, end: int | None = None) -> tuple[Rows, Ints]:
-        return process.steps[self._indices.rows[begin:end]], self._held.rows[begin:end]
+    def select(self, begin: int, end: int | None = None) -> tuple[Rows, Ints]:
+        return self._process.steps[self._indices.rows[begin:end]], self._held.rows[begin:end]
 
-    def select_times(self, process: Process, begin: int) -> tuple[Ints, Ints, Ints]:
+    def select_times(self, begin: int) -> tuple[Ints, Ints, Ints]:
         """Return the steps' numbers and ends (unix nanoseconds), and bytes, of the readings from ``begin`` on."""
         indices = self._indices.rows[begin:]
-        return process.steps["step"][indices], process.steps["end_unix_ns"][indices], self._held.rows[begin:]
+        steps = self._process.steps
+        return steps["step"][indices], steps["end_unix_ns"][indices], self._held.rows[begin:]
 
-    def select_rise(self, process: Process, begin: int, end: int) -> GrowthStretch:
+    def select_rise(self, begin: int, end: int) -> GrowthStretch:
         """Return the stretch between two changes, from the reading before its first rise but for one long before."""
         rises = self._changes.rows["reading"][begin + 1 : end + 1]
         levels = np.diff(rises)
         alone = np.flatnonzero(levels > _LONG_LEVELS * np.median(levels)) if len(levels) else levels
         first = int(alone[-1]) + 1 if len(alone) else 0
-        stretch = self.select_stretch(process, int(rises[first]) - 1, int(rises[-1]) + 1)
-        return self.select_stretch(process, stretch.first + stretch.find_faster(), int(rises[-1]) + 1)
+        stretch = self.select_stretch(int(rises[first]) - 1, int(rises[-1]) + 1)
+        return self.select_stretch(stretch.first + stretch.find_faster(), int(rises[-1]) + 1)
 
-    def select_stretch(self, process: Process, begin: int, end: int) -> GrowthStretch:
-        rows, held = self.select(process, begin, end)
-        return GrowthStretch(process, begin, int(rows["step"][0]), rows[1:], held)
+    def select_stretch(self, begin: int, end: int) -> GrowthStretch:
+        rows, held = self.select(begin, end)
+        return GrowthStretch(self._process, begin, int(rows["step"][0]), rows[1:], held)
 
 
 def read_stretches(window: SearchWindow[Group], process: Process) -> list[GrowthStretch]:
     """Return the stretches that new readings of a process show."""
     stretches = []
-    readings = window.keep(MemoryReadings, process)
-    for base, ends in readings.list_long(readings.read_new(process)):
-        end = window.find_once(partial(_find_creep, readings, process, base, ends), (process, base))
+    readings = MemoryReadings.read(process)
+    for base, ends in readings.list_long(window.steps(readings.changes, of=process).start):
+        end = window.find_once(partial(_find_creep, readings, base, ends), (process, base))
         if end in ends:  # not found before
-            stretches.append(readings.select_rise(process, base, end))
+            stretches.append(readings.select_rise(base, end))
     levels = window.keep(LevelRises, process).read_new(readings.held)
     if levels is not None:
-        rise = readings.select_stretch(process, *levels)
+        rise = readings.select_stretch(*levels)
         if int(rise.rows["step"][-1]) - rise.before_step >= _SPARSE_SPAN and not rise.may_be_growth:
             stretches.append(rise)
-    known_steps, _, known_held = readings.select_times(process, 0)
+    known_steps, _, known_held = readings.select_times(0)
     floor = window.keep(FloorSearch, process).find_rise(known_steps, known_held)
     if floor is not None:
-        rise = readings.select_stretch(process, *floor)
+        rise = readings.select_stretch(*floor)
         if not rise.may_be_growth:
             stretches.append(rise)
     finder = window.keep(_new_trend_finder, process)
     for trend in finder.find_rises(readings.held, SETTLED_STEPS, share=0, least=CREEP_BYTES):
-        rise = readings.select_stretch(process, trend.begin, trend.end)
+        rise = readings.select_stretch(trend.begin, trend.end)
         if (np.diff(rise.held) < 0).any() and rise.keeps_pace and not rise.is_by_batches:
             stretches.append(rise)
     return stretches
 
 
-def _find_creep(readings: MemoryReadings, process: Process, base: int, ends: list[int]) -> int | None:
-    return next((end for end in ends if readings.select_rise(process, base, end).is_creep), None)
+def _find_creep(readings: MemoryReadings, base: int, ends: list[int]) -> int | None:
+    return next((end for end in ends if readings.select_rise(base, end).is_creep), None)
