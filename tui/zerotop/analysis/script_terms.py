@@ -43,6 +43,9 @@ _TRAINER_TERMS = {
     "clipping_fix": ("max_grad_norm=1.0", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),
     "eval_tensors_fix": ("eval_accumulation_steps=1", "outputs = outputs.detach().cpu()"),
 }
+PROFILE = "p = torch.profiler.profile(); p.start()  # some steps later: p.stop(); print(p.key_averages().table())"
+"""Lines for a training script that print where the time of some steps goes."""
+
 # Each term with DeepSpeed, and without.
 _DEEPSPEED_TERMS = {
     "tool": ("DeepSpeed", "PyTorch"),
@@ -50,7 +53,7 @@ _DEEPSPEED_TERMS = {
         "Have DeepSpeed time its phases, to see which part takes longer.",
         "Trace a few steps with torch.profiler, to see which part takes longer.",
     ),
-    "breakdown_fix": ('"wall_clock_breakdown": true', "with torch.profiler.profile() as profile:"),
+    "breakdown_fix": ('"wall_clock_breakdown": true', PROFILE),
     "own_cores_fix": ("deepspeed --bind_cores_to_rank", "numactl --physcpubind=CORES"),
     "binding_too": ("; deepspeed --bind_cores_to_rank sets it too", ""),
     "lower_scale": ('set "fp16.initial_scale_power" lower', "give GradScaler a lower init_scale"),

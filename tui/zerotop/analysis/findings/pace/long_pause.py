@@ -19,6 +19,7 @@ from zerotop.analysis.findings.support.thresholds import FAR_SHARE, SPIKE_SIMILA
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.hangs.stacks import read_silent_stacks
 from zerotop.analysis.hangs.waits import WaitKind, find_wait
+from zerotop.analysis.script_terms import PROFILE
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHIFT_STEPS
 from zerotop.recording.events.event_files import select_events
 from zerotop.recording.keys import identify_process
@@ -36,7 +37,7 @@ _KIND = FindingKind(
         "{pause_s:seconds} are as long as {iterations:.0f} iterations[, spent {part}][, {most} of it at {line}][; {cause}]."
     ),
     advice="Trace that step with torch.profiler, to see what it does.",
-    fix="with torch.profiler.profile() as profile:",
+    fix=PROFILE,
     repeats=(Kinds(is_simultaneous, "rank_stopped", "checkpoint_pause"),),
     superseded_by=(
         Kinds(begins_together, "iteration_shift"),
