@@ -486,6 +486,13 @@ async def test_a_change_that_only_counted_steps_tell_begins_another_fold() -> No
         assert "Iteration 145 ms · median of 3, steps 27–49" in seen.read_text()
 
 
+async def test_a_rank_that_pauses_every_few_steps_is_shown_first_too() -> None:
+    async with open_app(recordings.open_recording("hand-rank0"), size=(120, 50)) as seen:
+        text = seen.read_text()
+        assert "Rank 0 delays the other one by 62.8 ms on average" in text
+        assert "steps 1–296 · rank 0 ─" in text
+
+
 async def test_the_rank_that_the_others_wait_for_is_shown_first() -> None:
     async with open_app(recordings.open_recording("held-straggler"), size=(120, 50)) as seen:
         assert "steps 12–35 · rank 0 ─" in seen.read_text()

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from zerotop.analysis.findings import Finding
 
-# Findings about a single rank that concern each iteration from some step on.
-_KINDS = ("straggler", "data_stall", "slow_forward", "slow_cores", "slow_gpu", "slow_clock", "throttled")
+# Findings about a single rank that concern each iteration, or every few, from some step on.
+_KINDS = ("straggler", "data_stall", "repeated_pause", "slow_forward", "slow_cores", "slow_gpu", "slow_clock", "throttled")
 
 
 class RankDelay(NamedTuple):
