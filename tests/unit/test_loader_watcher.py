@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -95,19 +96,23 @@ def test_workers_are_read_during_pauses_if_they_run(state: str, count: int, monk
 class FakePySpy:
     """Takes the place of py-spy and of the workers, and notes what it is asked."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_allowed: bool = True) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, is_allowed: bool = True, idle: Sequence[int] = (), workers: int = 5
+    ) -> None:
+        """``idle``: the numbers of workers that load no batch."""
         self.asked: list[int] = []
         self.written: list[tuple[int, int, int]] = []
         self.now_s = 1000.0
-        self._is_allowed = is_allowed
+        self._is_allowed, self._idle = is_allowed, idle
         monkeypatch.setattr(py_spy, "find_program", lambda: "py-spy")
         monkeypatch.setattr(py_spy, "dump_stacks", self._dump)
-        monkeypatch.setattr(loader_watcher, "list_workers", lambda pid: [10 * pid + number for number in range(5)])
+        monkeypatch.setattr(loader_watcher, "list_workers", lambda pid: [10 * pid + number for number in range(workers)])
         monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
 
     def _dump(self, program: str, pid: int) -> dict[str, Any] | None:
         self.asked.append(pid)
-        return {"frames": [], "stacks": [{"count": 1}, {"count": 1, "thread": "other"}]} if self._is_allowed else None
+        frames = [] if pid % 10 in self._idle else [{"file": "torch/utils/data/_utils/fetch.py"}]
+        return {"frames": frames, "stacks": [{"count": 1}, {"count": 1, "thread": "other"}]} if self._is_allowed else None
 
     def note(self, time_ns: int, kind: type[LoaderStacks], **facts: Any) -> None:
         self.written.append((facts["rank"], facts["worker"], len(facts["stacks"])))
@@ -129,6 +134,34 @@ def test_pauses_between_looks_become_longer(monkeypatch: pytest.MonkeyPatch) -> 
     spy = FakePySpy(monkeypatch)
     spy.watch([Waiting(0, 5, True)], 3600)
     assert len(spy.asked) == 3 * 7  # after 1, 61, 181, 421, 901, 1861 and 2821 s
+
+
+@pytest.mark.parametrize(("workers", "idle"), [(5, (0, 1, 2, 4)), (2, (0,)), (8, (0, 2, 3, 4, 6, 7)), (9, range(7))])
+def test_where_some_workers_are_idle_all_are_read_twice_more(
+    monkeypatch: pytest.MonkeyPatch, workers: int, idle: Sequence[int]
+) -> None:
+    spy = FakePySpy(monkeypatch, idle=idle, workers=workers)
+    spy.watch([Waiting(0, 5, True), Waiting(1, 6, False)], 59)
+    assert spy.asked == [50 + number for number in range(min(workers, 8))] * 3
+
+
+def test_workers_that_are_all_idle_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank waits for a worker that was not read, or for something else."""
+    spy = FakePySpy(monkeypatch, idle=range(5))
+    spy.watch([Waiting(0, 5, True)], 59)
+    assert len(spy.asked) == 5
+
+
+def test_a_rank_of_which_only_some_steps_wait_does_wait() -> None:
+    """As when batches come in order, and one worker of eight is slow."""
+    waits, at_ns = DataWaits(), time.monotonic_ns() - 15_000 * MS
+    looks = []
+    for number in range(32):
+        waited_ns = (500 if number % 8 == 7 else 1) * MS
+        waits.add_records(SPANS.name, [pack_span("data", at_ns, at_ns + waited_ns)])
+        at_ns += waited_ns + MS
+        looks.append(waits.is_waiting())
+    assert all(looks[24:])
 
 
 def test_a_passing_wait_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +324,44 @@ def test_the_line_of_loader_workers(tmp_path: Path, frames: list[int], when_s: f
     (stall,) = planted.find_named("data_stall")
     assert stall.details.endswith(told)
     assert ("read at index.py:9 without that lock" in stall.advice) is ("index.py" in told)
+
+
+IDLE = [("selectors.py", 415, "_PollLikeSelector.select", False), *WORKER[3:]]
+
+
+@pytest.mark.parametrize(
+    ("looks", "told"),
+    [
+        (["iLii"] * 3, "worker 2 of 4 is slow: the others wait for it, and py-spy shows it at index.py:9"),
+        (["iLii", "iLLi", "iLii"], "worker 2 of 4 is slow"),  # others load their batches, too
+        (["iLii"] * 2, "and hardly run"),
+        (["iL"] * 3, "and hardly run"),  # of two, it may be chance
+        (["iL"] * 5, "worker 2 of 2 is slow"),
+        (["iLii", "Liii", "iiLi"], "and hardly run"),
+        (["LLLL"] * 3, "and hardly run"),
+        (["iLLi"] * 3, "and hardly run"),
+        (["iLii", "iLii", "iLi"], "and hardly run"),  # the last look is not over
+    ],
+)
+def test_one_loader_worker_for_which_the_others_wait(tmp_path: Path, looks: list[str], told: str) -> None:
+    planted = Planted("cpu-stall", tmp_path)
+    columns = {"loader_cores": 0.3, "loader_waiting_cores": 0.1, "loader_blocked": 0.0, "loader_workers": 4}
+    planted.add_columns("processes", **{name: (value, value) for name, value in columns.items()})
+    source = Recording.open(planted.folder).sources["processes"][0]
+    (path,) = planted.folder.glob("events-node-*.jsonl")
+    pids = [one.pid for one in Recording.open(planted.folder).sources["spans"]]
+    with path.open("a") as file:
+        for (at, look), pid in product(enumerate(looks), pids):
+            for worker, state in enumerate(look):
+                frames = WORKER if state == "L" else IDLE
+                named = [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in frames]
+                stacks = [{"count": 1, "call": "poll", "frames": list(range(len(frames)))}]
+                time_ns = planted.since_ns - source.offset_ns + int((0.1 + 0.3 * at + 0.01 * worker) * 1e9)
+                facts = {"event": "loader_stacks", "rank": 0, "pid": pid, "worker": 50 + worker, "frames": named}
+                file.write(json.dumps({"time_ns": time_ns, **facts, "stacks": stacks}) + "\n")
+    (stall,) = planted.find_named("data_stall")
+    assert told in stall.details
+    assert ("batches come in order" in stall.advice) is ("is slow" in told)
 
 
 @contextmanager

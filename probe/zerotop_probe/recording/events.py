@@ -913,8 +913,9 @@ class RankStacks(RankEvent, StackEvent):
 
 
 class LoaderStacks(RankEvent, StackEvent):
-    """The stack of a DataLoader worker while its rank waited for data, from py-spy: of up to three workers, at most once a
-    minute on a node. ``pid`` is the rank's. Files of C code have the line 0.
+    """The stack of a DataLoader worker while its rank waited for data, from py-spy: in the order in which the workers were
+    started, of the first ones until three that load a batch were read, of eight at most. Once a minute on a node, and twice
+    more where half of them were idle. ``pid`` is the rank's. Files of C code have the line 0.
     """
 
     worker: int  # process id of the worker

@@ -10,8 +10,9 @@ from itertools import pairwise
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, PHASE_CODE, SPANS
 
 # This many last waits, without the longest, which may be the first of an epoch, must reach this average (ns), and this share
-# of their iterations as far as recorded: workers in step with each other deliver two batches at once.
-_WAITS = 7
+# of their iterations as far as recorded: workers in step with each other deliver two batches at once. Where all wait for one
+# of them, only every n-th step waits: then more waits tell.
+_WAITS, _MORE_WAITS = 7, 24
 _LEAST_NS, _SHARE = 20_000_000, 0.2
 # Of this many last steps, counted ones included, some took so many times the usual time, and that share of all.
 _STEPS, _PAUSE_TIMES = 12, 3
@@ -36,7 +37,7 @@ class DataWaits:
 
     def __init__(self) -> None:
         self._struct = SPANS.record_struct
-        self._waits: deque[_Wait] = deque(maxlen=_WAITS)
+        self._waits: deque[_Wait] = deque(maxlen=_MORE_WAITS)
         self._ends: deque[int] = deque(maxlen=_STEPS + 1)  # of steps
 
     def add_records(self, table: str, records: Iterable[bytes]) -> None:
@@ -68,6 +69,10 @@ class DataWaits:
         waits = list(self._waits)
         if len(waits) < _WAITS or time.monotonic_ns() - waits[-1].end_ns > _OLDEST_NS:
             return False
-        usual = sorted(waits, key=lambda wait: wait.waited_ns)[:-1]
-        waited_ns, later_ns = sum(wait.waited_ns for wait in usual), sum(wait.later_ns for wait in usual)
-        return waited_ns >= max(len(usual) * _LEAST_NS, _SHARE * (waited_ns + later_ns))
+        return _are_long(waits[-_WAITS:]) or (len(waits) == _MORE_WAITS and _are_long(waits))
+
+
+def _are_long(waits: list[_Wait]) -> bool:
+    usual = sorted(waits, key=lambda wait: wait.waited_ns)[:-1]
+    waited_ns, later_ns = sum(wait.waited_ns for wait in usual), sum(wait.later_ns for wait in usual)
+    return waited_ns >= max(len(usual) * _LEAST_NS, _SHARE * (waited_ns + later_ns))

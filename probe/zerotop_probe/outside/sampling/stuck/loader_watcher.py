@@ -16,7 +16,11 @@ _PERIOD_S = 1.0
 # A rank counts as waiting for data after this many looks in a row at which it waited.
 _LOOKS = 2
 _PAUSE_S, _LONGEST_PAUSE_S = 60.0, 960.0
-_MOST_WORKERS = 3
+# It reads workers until this many of them load a batch, and at most so many: reading those that are idle costs little.
+_MOST_LOADING, _MOST_WORKERS = 3, 8
+# If half of them are idle, or more, it looks again so soon, and so often: whether one loads always.
+_AGAIN_S, _MOST_AGAIN = 5.0, 2
+_FETCH = "torch/utils/data/_utils/fetch.py"
 
 
 class Waiting(NamedTuple):
@@ -40,6 +44,7 @@ class LoaderWatcher(threading.Thread):
         self._looks: dict[int, int] = {}
         self._read_s: dict[int, float] = {}  # when the workers of a rank were read last
         self._next_s, self._pause_s = 0.0, _PAUSE_S
+        self._again, self._suspect = 0, 0  # how often it has looked again, and at the workers of which rank
         self._is_closing = threading.Event()
 
     def run(self) -> None:
@@ -52,17 +57,32 @@ class LoaderWatcher(threading.Thread):
         due = [one for one in waiting if self._looks[one.pid] >= _LOOKS]
         if not due or time.monotonic() < self._next_s:
             return
-        chosen = min(due, key=lambda one: self._read_s.get(one.pid, 0.0))
-        workers = list_workers(chosen.pid)[:_MOST_WORKERS]
-        if not workers:
-            return
-        self._read_s[chosen.pid] = time.monotonic()
+        chosen = min(due, key=lambda one: (one.pid != self._suspect, self._read_s.get(one.pid, 0.0)))
+        if workers := list_workers(chosen.pid)[:_MOST_WORKERS]:
+            self._read_s[chosen.pid] = time.monotonic()
+            are_loading = self._read_workers(program, chosen, workers)
+            is_odd = len(are_loading) == len(workers) and 0 < are_loading.count(True) <= len(workers) / 2
+            self._plan_next(chosen.pid if is_odd else 0)
+
+    def _read_workers(self, program: str, chosen: Waiting, workers: Iterable[int]) -> list[bool]:
+        """Write the stacks of workers of a rank. Returns whether each of them was loading a batch."""
+        are_loading: list[bool] = []
         for pid in workers:
-            stacks = py_spy.dump_stacks(program, pid)
+            stacks = py_spy.dump_stacks(program, pid) if are_loading.count(True) < _MOST_LOADING else None
             if stacks is None:
                 break  # it is not allowed, or takes long
             facts = {"rank": chosen.rank, "pid": chosen.pid, "worker": pid, **stacks, "stacks": stacks["stacks"][:1]}
             self._write(time.monotonic_ns(), events.LoaderStacks, **facts)
+            are_loading.append(any(frame["file"].endswith(_FETCH) for frame in stacks["frames"]))
+        return are_loading
+
+    def _plan_next(self, suspect: int) -> None:
+        """Choose when to look next. ``suspect``: the rank's process of whose workers some were idle, or 0."""
+        if suspect and self._again < _MOST_AGAIN:
+            self._suspect, self._again = suspect, self._again + 1
+            self._next_s = time.monotonic() + _AGAIN_S
+            return
+        self._suspect, self._again = 0, 0
         self._next_s = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 

@@ -12,7 +12,7 @@ import numpy as np
 from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.analysis.findings.pace.data_stall import KIND
 from zerotop.analysis.findings.support import Finding, Group, Process, SearchWindow, in_each_attempt
-from zerotop.analysis.findings.support.causes.loader_causes import find_late_line, find_loader_cause
+from zerotop.analysis.findings.support.causes.loader_causes import find_loader_cause, list_late_times
 from zerotop.analysis.findings.support.host_load import count_workers
 from zerotop.analysis.findings.support.lines.stack_lines import SLOW, UNSEEN, select_events_in
 from zerotop.analysis.findings.support.thresholds import FAR_SHARE, STALL_SHARE
@@ -59,7 +59,7 @@ class _Bursts(NamedTuple):
     told: Finding | None  # the first finding
     seen: int  # how many samples were taken into account
     due: int = 0  # the number of steps with which they are measured again
-    awaits_line: bool = True  # whether that of the workers may become known later
+    late_told: int = 0  # times at which more became known of the workers
 
 
 @in_each_attempt(kinds=None)
@@ -87,14 +87,14 @@ def _read_event(event: Stacks, step: int) -> _Seen:
 
 
 def _find_next(group: Group, process: Process, seen: list[_Seen], last: _Bursts | None) -> _Bursts | None:
-    """Measure the waits with each one more until they were told; then with more steps, and with the line of the workers."""
+    """Measure the waits with each one more until they were told; then with more steps, and with more of the workers."""
     told = last.told if last is not None else None
     if last is None or told is None:
         read = last.seen if last is not None else 0
         count = next((count for count, one in enumerate(seen[read:], read + 1) if one.waits), None)
         return _measure_next(group, process, seen[:count], None, seen[count - 1].known_ns) if count is not None else None
-    late_ns = find_late_line(process, told.begin_ns, told.known_ns) if last.awaits_line else None
-    times = [late_ns] if late_ns is not None and late_ns <= process.at.cursor_ns else []
+    late_ns = list_late_times(process, told.begin_ns, told.known_ns)[last.late_told :][:1]
+    times = [time_ns for time_ns in late_ns if time_ns <= process.at.cursor_ns]
     if last.due <= len(steps := process.steps_until(process.at.cursor_ns)):
         times.append(int(steps["end_unix_ns"][last.due - 1]))
     if not times:
@@ -102,7 +102,7 @@ def _find_next(group: Group, process: Process, seen: list[_Seen], last: _Bursts 
     known_ns = min(times)
     known = [one for one in seen if one.known_ns < known_ns]
     bursts = _measure_next(group, process, known, told, known_ns)
-    return bursts._replace(awaits_line=last.awaits_line and known_ns != late_ns)
+    return bursts._replace(late_told=last.late_told + (known_ns in late_ns))
 
 
 def _measure_next(group: Group, process: Process, seen: list[_Seen], told: Finding | None, known_ns: int) -> _Bursts:

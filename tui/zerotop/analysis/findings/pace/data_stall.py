@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
-from zerotop.analysis.findings.support.causes.loader_causes import find_late_line, find_loader_cause
+from zerotop.analysis.findings.support.causes.loader_causes import find_loader_cause, list_late_times
 from zerotop.analysis.findings.support.causes.step_change import measure_distance
 from zerotop.analysis.findings.support.lines.line_findings import line_values
 from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine, StackLine, await_line, find_line
@@ -71,7 +71,7 @@ class _Told(NamedTuple):
     iteration_s: float  # that was shown
     finding: Finding
     is_news: bool = True
-    awaits_workers: bool = True
+    late_told: int = 0  # times at which more became known of the workers
 
 
 @in_each_attempt(kinds=None)
@@ -97,7 +97,7 @@ def _find_first(window: SearchWindow[Group]) -> Iterator[_Told]:
 def _follow(group: Group, last: _Told) -> _Told | None:
     """Return the wait after a quarter of more steps: it is news if their times differ from those shown, or with its line.
 
-    Once more when the line of the workers is known.
+    Once more each time when more is known of the workers.
     """
     first, process, told_ns = last.first, last.wait.process, last.first.known_ns
 
@@ -106,10 +106,10 @@ def _follow(group: Group, last: _Told) -> _Told | None:
         return replace(finding, begin_ns=first.begin_ns, step=first.step)
 
     begin_ns = int(last.begun.rows["begin_unix_ns"][0])
-    late_ns = find_late_line(process, begin_ns, told_ns) if last.awaits_workers else None
-    if late_ns is not None and late_ns <= process.at.cursor_ns:
-        finding = tell_again(last.begun, last.line, late_ns)
-        return last._replace(finding=finding, is_news=True, awaits_workers=False)
+    late_ns = list_late_times(process, begin_ns, told_ns)[last.late_told :]
+    if late_ns and late_ns[0] <= process.at.cursor_ns:
+        finding = tell_again(last.begun, last.line, late_ns[0])
+        return last._replace(finding=finding, is_news=True, late_told=last.late_told + 1)
     count, steps, line = last.wait.last + 1 - last.wait.first, process.phased_steps, last.line
     wait = last.wait._replace(last=last.wait.last + max(SETTLED_STEPS, count // MORE_STEPS))
     if wait.last >= len(steps):

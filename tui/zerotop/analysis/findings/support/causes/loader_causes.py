@@ -38,9 +38,17 @@ _ASLEEP_AT: Advice = (
     "{location}",
 )
 _LOCKED: Advice = ("Let each worker read at {location} without that lock: more workers would wait for it too.", "{location}")
+_ONE_SLOW: Advice = (
+    "See what differs for that worker at {location}: batches come in order, so the others wait for it. More workers would"
+    " wait, too.",
+    "{location}",
+)
 _LOCKS = {(name,) for name in ("flock", "lockf", "fcntl_lock", "acquire", "sem_wait", "sem_clockwait", "do_futex_wait")}
 _FIRST_WORKERS = 4  # at most, where there are none
-_WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+_WORKER_LOOP, _FETCH = "torch/utils/data/_utils/worker.py", "torch/utils/data/_utils/fetch.py"
+# One worker is slow if it loads a batch whenever all are read, so often that the same one of n would be met by chance in one
+# of so many cases, and the others load in at most this share of their looks.
+_LEAST_LOOKS, _CHANCE, _OTHERS_LOADING = 3, 16, 0.25
 # py-spy has read the workers at most so long after a finding (ns).
 _LATE_NS = 60_000_000_000
 
@@ -73,16 +81,62 @@ def find_worker_line(process: Process, begin_ns: int, end_ns: int) -> CodeLine |
     return max(lines, key=lines.count, default=None)
 
 
-def find_late_line(process: Process, begin_ns: int, known_ns: int) -> int | None:
-    """Return when the line of a rank's workers became known, if that was only after ``known_ns``; None while it is unknown.
+class SlowWorker(NamedTuple):
+    """A worker for which the others of its loader wait."""
+
+    number: int  # 1 for the worker that was started first
+    workers: int  # that were read
+    line: CodeLine
+
+
+def find_slow_worker(process: Process, begin_ns: int, end_ns: int) -> SlowWorker | None:
+    """Return the worker that was loading a batch whenever py-spy read the workers, while others were idle."""
+    looks = _list_looks(process, begin_ns, end_ns)
+    workers = list(looks[0]) if looks else []
+    if len(looks) < _LEAST_LOOKS or len(workers) ** (len(looks) - 1) < _CHANCE:
+        return None
+    if any(list(look) != workers for look in looks):
+        return None  # not all were read, or they were started again
+    loading = [sum(_is_loading(look[pid]) for look in looks) for pid in workers]
+    others = sum(loading) - len(looks)
+    if loading.count(len(looks)) != 1 or others > _OTHERS_LOADING * len(looks) * (len(workers) - 1):
+        return None
+    index = loading.index(len(looks))
+    events = [look[workers[index]] for look in looks]
+    lines = [
+        CodeLine(*own[:4]) for event in events if (own := _find_worker_frame(event.frames, event.stacks[0])) is not None
+    ]
+    return SlowWorker(index + 1, len(workers), max(lines, key=lines.count)) if lines else None
+
+
+def _list_looks(process: Process, begin_ns: int, end_ns: int) -> list[dict[int, LoaderStacks]]:
+    """Return what py-spy read of a rank's workers at each look, by their process ids, in their order."""
+    looks: list[dict[int, LoaderStacks]] = []
+    for event in process.recording.events_of(LoaderStacks):
+        is_own = event.writer.host == process.host and event.pid == process.source.pid
+        if is_own and begin_ns <= event.unix_ns <= end_ns and event.stacks:
+            if not looks or event.worker in looks[-1]:
+                looks.append({})
+            looks[-1][event.worker] = event
+    if len(looks) > 1 and len(looks[-1]) < len(looks[0]):
+        looks.pop()  # it is not over
+    return looks
+
+
+def _is_loading(event: LoaderStacks) -> bool:
+    return any(frame.file.endswith(_FETCH) for frame in event.frames)
+
+
+def list_late_times(process: Process, begin_ns: int, known_ns: int) -> list[int]:
+    """Return when the line of a rank's workers, and which one is slow, became known, as far as that was after ``known_ns``.
 
     py-spy reads them while the rank waits, seconds after that has begun.
     """
-    if find_worker_line(process, begin_ns, known_ns) is not None:
-        return None
     stacks = process.recording.events_of(LoaderStacks)
     times = sorted(event.unix_ns for event in stacks if known_ns < event.unix_ns <= known_ns + _LATE_NS)
-    return next((time_ns for time_ns in times if find_worker_line(process, begin_ns, time_ns) is not None), None)
+    finds = [find for find in (find_worker_line, find_slow_worker) if find(process, begin_ns, known_ns) is None]
+    late = (next((time_ns for time_ns in times if find(process, begin_ns, time_ns) is not None), None) for find in finds)
+    return sorted({time_ns for time_ns in late if time_ns is not None})
 
 
 def _find_worker_frame(frames: Sequence[SampledFrame], stack: SampledStack) -> OwnFrame | None:
@@ -102,12 +156,22 @@ def find_loader_cause(process: Process, begin_ns: int, end_ns: int) -> LoaderCau
     line = find_worker_line(process, begin_ns, end_ns) if cause is not None else None
     if cause is None or line is None:
         return cause
+    if (slow := find_slow_worker(process, begin_ns, end_ns)) is not None:
+        values = {"number": slow.number, "count": slow.workers, "line": slow.line.text}
+        said = Text(
+            "worker {number:.0f} of {count:.0f} is slow: the others wait for it, and py-spy shows it at {line}", values
+        )
+        return LoaderCause(said, (_fill_in(_ONE_SLOW[0], slow.line), _fill_in(_ONE_SLOW[1], slow.line)))
     text = Text("{cause}; py-spy shows {line}", {"cause": cause.text, "line": line.text})
     is_locked = line.callees[-1:] in _LOCKS
     advice = _LOCKED if is_locked else _ASLEEP_AT if cause.advice is _ASLEEP else cause.advice
     if advice is not None:
-        advice = advice[0].replace("{location}", line.location), advice[1].replace("{location}", line.location)
+        advice = _fill_in(advice[0], line), _fill_in(advice[1], line)
     return LoaderCause(text, advice)
+
+
+def _fill_in(text: str, line: CodeLine) -> str:
+    return text.replace("{location}", line.location)
 
 
 def _measure_workers(process: Process, begin_ns: int, end_ns: int) -> LoaderCause | None:
