@@ -5,7 +5,7 @@ Read from the memory that samplers saw in each step. Pages of files do not count
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -159,13 +159,13 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     Ranks whose memory rises alike share one finding. The rise in the first real step is left out.
     """
     settled = [one for one in window.await_each(_find_growths(window), _await_container) if _counts(window.subject, *one)]
-    growths: list[tuple[_Growth, FoundContainer]] = window.keep(list)  # an earlier one is told again, and ends
-    growths += sorted(settled, key=lambda one: (one[1].known_ns, one[0].end_ns, one[0].process.rank))
+    settled.sort(key=lambda one: (one[1].known_ns, one[0].end_ns, one[0].process.rank))
+    growths = window.gather(settled)  # an earlier one is told again, and ends
     for news in window.items(_list_news(growths, window.recording.cursor_ns)):
         yield _build_finding(window.subject, news)
 
 
-def _list_news(growths: list[tuple[_Growth, FoundContainer]], cursor_ns: int) -> list[_News]:
+def _list_news(growths: Sequence[tuple[_Growth, FoundContainer]], cursor_ns: int) -> list[_News]:
     """Return what is told about rises up to a moment, in the order in which it was known."""
     news: list[_News] = []
     told: list[_News] = []
@@ -220,7 +220,7 @@ def _find_rises(window: SearchWindow[Group], process: Process) -> Iterator[tuple
     if skipped < len(process.steps):
         values = process.steps["host_held_bytes"]
         for search in _SEARCHES:
-            finder = window.keep(search.make_finder, process)
+            finder = window.keep(search.make_finder, process)  # reads each step once
             for rise in finder.find_rises(values, skipped + search.begin, share=HOST_GROWTH_SHARE, least=search.least):
                 yield rise, search
 

@@ -46,7 +46,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
         if told - {process.rank}:
             continue
         values = StepValues(process.steps, partial(_read_workers, process))
-        finder = window.keep(_new_trend_finder, process)
+        finder = window.keep(_new_trend_finder, process)  # reads each step once
         rises = finder.find_rises(values, SETTLED_STEPS, share=_LEAST_SHARE, least=_LEAST_BYTES)
         for rise in window.extend(partial(_follow, rises), 0, process):
             told.add(process.rank)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -106,9 +106,9 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
     The finding is told again each time the growth has doubled, and when it has ended.
     """
-    stretches: list[growing_readings.GrowthStretch] = window.keep(list)  # a later one may tell a creep again, or its end
     found = [one for process in window.subject.processes for one in growing_readings.read_stretches(window, process)]
-    stretches += sorted(found, key=lambda one: (one.end_ns, one.process.rank))
+    found.sort(key=lambda one: (one.end_ns, one.process.rank))
+    stretches = window.gather(found)  # a later one may tell a creep again, or its end
     creeps = window.extend(partial(_find_next, window, stretches), 0)
     known_ns = -1
     for creep, look in window.results(window.await_each(creeps, partial(_await_look, window.subject)), None):
@@ -118,7 +118,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
 
 def _find_next(
-    window: SearchWindow[Group], stretches: list[growing_readings.GrowthStretch], last: _Creep | None
+    window: SearchWindow[Group], stretches: Sequence[growing_readings.GrowthStretch], last: _Creep | None
 ) -> _Creep | None:
     """Return the last creep once it has grown much further or has ended, otherwise the next one."""
     if last is not None and last.faster is not None:

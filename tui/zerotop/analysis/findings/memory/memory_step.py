@@ -57,7 +57,7 @@ class _Step(NamedTuple):
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report each higher plateau. That of the first real step has a finding of its own."""
-    group, finder = window.subject, window.keep(ShiftFinder)
+    group, finder = window.subject, window.keep(ShiftFinder)  # reads each step once
     fresh = window.await_each(_find_steps(group, finder), partial(_await_look, group.lead))
     for step, found in window.follow(fresh, partial(_explain_later, group.lead)):
         yield _build_finding(group, step, found)

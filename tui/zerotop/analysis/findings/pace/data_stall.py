@@ -143,7 +143,7 @@ def _find_waits(window: SearchWindow[Group]) -> list[_Wait]:
 
 def _list_waits(window: SearchWindow[Group], process: Process) -> Iterator[_Wait]:
     yield from _list_new(window, process, _find_first_wait, SETTLED_STEPS - 1)
-    rise = _find_rise(process, window.keep(ShiftFinder, process))
+    rise = _find_rise(process, window.keep(ShiftFinder, process))  # reads each step once
     if rise is not None:
         yield _Wait(*rise, process, int(process.phased_steps["end_unix_ns"][rise[1]]), is_rise=True)
 

@@ -69,6 +69,7 @@ _new_trend_finder = partial(TrendFinder, DRIFT_BLOCKS, DRIFT_EVENNESS)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report each rise by DRIFT_SHARE, with newer numbers if it continues for long."""
     group, steps = window.subject, window.subject.lead.steps
+    # The finder reads each step once.
     rises = window.keep(_new_trend_finder).find_rises(steps["iteration_s"], SETTLED_STEPS, share=DRIFT_SHARE)
     rises = (rise for rise in rises if rise.high >= SHORTEST_ITERATION_S)
     waiting = window.keep(list[Rise])  # the next rise may lead back: then they are dropped
@@ -88,6 +89,7 @@ def _find_shown(window: SearchWindow[Group], hidden: list[_Drift]) -> Iterator[t
 
     ``hidden``: new ones.
     """
+    # Only those that samples may still explain are looked at with each event.
     lead, waiting = window.subject.lead, window.keep(list[_Drift], "hidden")
     waiting += [drift for drift in hidden if _is_gradual(lead.steps["iteration_s"], drift.rise)]
     for event in stack_lines.select_events_in(window.items(lead.events_of(Stacks)), _PLACES, stack_lines.SHARE):

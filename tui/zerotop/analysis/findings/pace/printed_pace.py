@@ -89,6 +89,7 @@ def detect(window: SearchWindow[Evidence]) -> Iterator[Finding | None]:
     if any(len(process.steps) for process in recording.processes) or recording.events_of(events.ProbeMissing):
         window.is_closed = True
         return
+    # Each line of the output is read once.
     follower, known = window.keep(LineFollower), window.keep(dict[str, _Series])
     for lines in follower.read_new(recording.at):
         _add_lines(known, lines)

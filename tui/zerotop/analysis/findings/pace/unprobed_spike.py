@@ -74,7 +74,8 @@ def _check_host(window: SearchWindow[Evidence], host: str, until_ns: int | None)
     if until_ns is not None and len(processes):
         processes = processes.select(processes.times < until_ns)
     processes = processes.select(processes.rows["rank"] >= 0) if len(processes) else processes
-    # Only the stretch in progress, which may last any time, and the last ones before it are kept.
+    # Only the samples of the stretch in progress, which may last any time, and the last stretches before it are kept:
+    # a job without the probe may have run for weeks.
     current: list[_Tick] = window.keep(list, host)
     current += _read_ticks(processes, _measure_utilization(window, gpus, processes.times, host)) if len(processes) else []
     parts = [list(part) for _, part in groupby(current, key=lambda tick: tick.is_busy)]

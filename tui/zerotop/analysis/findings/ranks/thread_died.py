@@ -28,7 +28,7 @@ _MOST = 3
 def detect(window: SearchWindow[Evidence]) -> Iterator[Finding | None]:
     """Report the first threads that an exception has ended, as Python prints it."""
     recording = window.recording
-    follower = window.keep(LineFollower)
+    follower = window.keep(LineFollower)  # reads each line of the output once
     for lines in follower.read_after(recording.at, THREAD_MARK, _MOST_LINES):
         for traceback in parse_tracebacks(lines):
             if traceback.thread and window.count_reports(_KIND) < _MOST:

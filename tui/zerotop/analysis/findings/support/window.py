@@ -74,6 +74,12 @@ class SearchWindow(Generic[S]):
         self._results[of] = together if look_back is None else together[max(0, len(together) - look_back) :]
         return together if len(together) > len(before) else []
 
+    def gather(self, fresh: Iterable[T], of: Hashable = None) -> Sequence[T]:
+        """Return all results up to now, the new ones last."""
+        gathered: list[T] = self.keep(list, (self, of))
+        gathered += fresh
+        return gathered
+
     def extend(
         self, build_next: Callable[[T | None], T | None], look_back: int | None = None, of: Hashable = None
     ) -> list[T]:

@@ -316,6 +316,7 @@ def read_stretches(window: SearchWindow[Group], process: Process) -> list[Growth
         end = window.find_once(partial(_find_creep, readings, base, ends), (process, base))
         if end in ends:  # not found before
             stretches.append(readings.select_rise(base, end))
+    # These three read each reading once, however long the job is.
     levels = window.keep(LevelRises, process).read_new(readings.held)
     if levels is not None:
         rise = readings.select_stretch(*levels)
