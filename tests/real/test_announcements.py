@@ -73,7 +73,8 @@ def test_text_of_a_job_cannot_write_escape_sequences() -> None:
 def test_a_failure_is_announced_once_and_only_while_the_job_runs() -> None:
     recording = recordings.open_recording("cpu-hang")
     frame = Viewer(RecordingSource(recording), None, time.monotonic).make_frame()
-    findings = detect_findings(recording, recording.end_ns)
+    over = next(one for one in detect_findings(recording, recording.end_ns) if one.name == "hung_ranks")
+    findings = detect_findings(recording, over.known_ns - 1)  # it stands still
     before, after = replace(frame, all_findings=()), replace(frame, all_findings=findings)
     source = SimpleNamespace(is_live=True)
     announcer = Announcer(cast(RecordingSource, source), is_own_job=False)
@@ -83,8 +84,8 @@ def test_a_failure_is_announced_once_and_only_while_the_job_runs() -> None:
     source.is_live = False
     assert announcer.find_news(after) == "cpu-hang: The job ended with exit code 0."
     assert announcer.find_news(before) == ""
-    over = Announcer(cast(RecordingSource, source), is_own_job=False)
-    assert over.find_news(before) == over.find_news(after) == ""
+    late = Announcer(cast(RecordingSource, source), is_own_job=False)
+    assert late.find_news(before) == late.find_news(after) == ""
     early = Announcer(cast(RecordingSource, source), is_own_job=True)
     assert early.find_news(after) == "cpu-hang: The job ended with exit code 0."
     assert early.find_news(after) == ""
