@@ -23,9 +23,18 @@ Amount = Callable[[int], float]
 
 
 def write_job(
-    folder: Path, steps: int, *amounts: Amount, step_s: float = STEP_S, free: int = 16 * GIB, container: Any = None
+    folder: Path,
+    steps: int,
+    *amounts: Amount,
+    step_s: float = STEP_S,
+    free: int = 16 * GIB,
+    container: Any = None,
+    tokens: Callable[[int], int] | None = None,
 ) -> None:
-    """Write the recording of a job with a rank for each amount. ``container``: steps of a look, and facts of a container."""
+    """Write the recording of a job with a rank for each amount.
+
+    ``container``: steps of a look, and facts of a container. ``tokens``: those of every fifth step's forward.
+    """
     processes, hosts = [], []
     for step in range(steps):
         time_ns = int((step * step_s + 0.99 * step_s) * S)
@@ -37,6 +46,12 @@ def write_job(
         hosts.append(make_record(HOSTS, time_ns=time_ns, **node))
     for rank in range(len(amounts)):
         spans = [make_span(step * step_s, (step + 1) * step_s, "step", step, BOUNDARY) for step in range(steps)]
+        if tokens is not None:
+            forwards = [
+                make_span(step * step_s, (step + 0.4) * step_s, "forward", step, tokens=tokens(step))
+                for step in range(0, steps, 5)
+            ]
+            spans = sorted([*spans, *forwards], key=lambda span: span[1])
         write_table(folder, SPANS, make_identity(rank), *spans).close()
     write_table(folder, PROCESSES, make_identity(-1), *processes).close()
     write_table(folder, HOSTS, make_identity(-1), *hosts).close()
@@ -101,6 +116,25 @@ def test_the_growth_that_is_told_is_that_of_the_steps_that_are_told(tmp_path: Pa
 )
 def test_clean_jobs_have_no_growth(tmp_path: Path, amount: Amount) -> None:
     assert find_growth(tmp_path, 300, amount) == ()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "is_told"),
+    [
+        (lambda step: 512 + 8 * step, False),
+        (lambda step: 512 * (1 + step // 60), False),
+        (lambda step: 4096 + step // 60, True),  # hardly larger
+        (lambda step: 512 + 64 * (step * 7919 % 31), True),  # as they come
+        (lambda step: 512, True),
+    ],
+)
+def test_memory_that_grows_with_the_batches_is_no_leak(tmp_path: Path, tokens: Callable[[int], int], is_told: bool) -> None:
+    assert bool(find_growth(tmp_path, 300, grow_from(50, 1.2), tokens=tokens)) is is_told
+
+
+def test_a_list_that_grows_beside_the_batches_is_told(tmp_path: Path) -> None:
+    kept = (240, 270), {"added_bytes": 20 * MIB}
+    assert find_growth(tmp_path, 600, grow_from(50, 1.2), tokens=lambda step: 512 + 8 * step, container=kept)
 
 
 def test_a_small_leak_that_would_take_days_is_not_told(tmp_path: Path) -> None:

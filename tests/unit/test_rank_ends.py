@@ -378,7 +378,7 @@ def test_a_kill_that_was_not_the_kernels(tmp_path: Path, kills: int, second: flo
     recording.write_records(tables.PROCESSES, node, processes)
     recording.write_records(tables.HOSTS, node, hosts)
     (dead,) = _find_dead(recording, 40)
-    assert ("another process sent the signal. Its host memory had grown by 1.50 GiB to 2.50 GiB" in dead.details) is is_sent
+    assert ("a process sent the signal. Its host memory had grown by 1.50 GiB to 2.50 GiB" in dead.details) is is_sent
     assert ("watchdog" in dead.advice) is is_sent
 
 

@@ -122,7 +122,7 @@ _KILLED_BY_SCHEDULER = _KILLED._replace(
 _VANISHED_KILLED = _KILLED._replace(headline=_VANISHED.headline, details=f"{_OUT_OF_MEMORY} {_VANISHED.details}")
 _SENT = _SIGNALLED._replace(
     details=(
-        "The kernel killed no process of its control group for lack of memory: another process sent the signal.["
+        "The kernel killed no process of its control group for lack of memory: a process sent the signal.["
         " Its host memory had grown by {grown_bytes:bytes} to {host_held_bytes:bytes} since its last step.] "
         f"{_SIGNALLED.details}"
     ),

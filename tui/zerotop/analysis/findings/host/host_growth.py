@@ -14,6 +14,7 @@ from zerotop.analysis.findings.host.growing_containers import FoundContainer, aw
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.host_load import count_workers, read_memory
 from zerotop.analysis.findings.support.steps.fp16_warmup import count_skipped_first
+from zerotop.analysis.findings.support.steps.growing_batches import follow_steps, get_batch_sizes
 from zerotop.analysis.findings.support.thresholds import HOST_GROWTH_BYTES, WARM_UP_STEPS
 from zerotop.analysis.formatting import MIB
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
@@ -63,6 +64,8 @@ _SOON_NS = 86_400_000_000_000
 _END_STEPS, _END_SHARE = 64, 0.1
 # Rises that differ by less than this share have the same cause.
 _ALIKE = 2.0
+# By how much batches grow at least if the growth is theirs.
+_LARGER_SHARE = 0.1
 
 
 class _Search(NamedTuple):
@@ -105,6 +108,14 @@ class _Growth(NamedTuple):
     def held_bytes(self) -> int:
         """The memory that it grew to."""
         return int(measure_rise(self.process.steps["host_held_bytes"], self.rise)[1])
+
+    @property
+    def follows_batches(self) -> bool:
+        """Whether batches grow in the same steps."""
+        sizes = get_batch_sizes(self.rows)
+        known = sizes[sizes > 0]
+        is_larger = len(known) > 1 and known[-1] >= (1 + _LARGER_SHARE) * known[0]
+        return bool(is_larger) and follow_steps(sizes, self.rows["step"])
 
     @property
     def begin_ns(self) -> int:
@@ -197,8 +208,11 @@ def _end_known(told: list[_News], known_ns: int) -> list[_News]:
 
 
 def _counts(group: Group, growth: _Growth, held: FoundContainer) -> bool:
-    """Whether a container explains a small rise, or it would fill the node's memory within a day."""
-    if growth.search.needs_name:
+    """Whether a container explains a small rise, or it would fill the node's memory within a day.
+
+    Larger and larger batches need more memory without a leak.
+    """
+    if growth.search.needs_name or growth.follows_batches:
         return held.container is not None and held.container.explains_growth
     free, steps = _read_free_bytes(growth), len(growth.rows)
     if growth.search.least >= HOST_GROWTH_BYTES or held.container is not None or free is None:

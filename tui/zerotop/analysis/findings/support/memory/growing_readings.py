@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.findings.support.evidence import Floats, Group, Ints, Process, Rows
 from zerotop.analysis.findings.support.memory.floor_rises import FloorSearch, LevelRises
 from zerotop.analysis.findings.support.memory.phase_peaks import read_held_bytes
-from zerotop.analysis.findings.support.steps.growing_batches import spread_sizes
+from zerotop.analysis.findings.support.steps.growing_batches import follow_steps, get_batch_sizes, spread_sizes
 from zerotop.analysis.findings.support.thresholds import CREEP_BYTES
 from zerotop.analysis.findings.support.window import SearchWindow
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
@@ -30,8 +30,6 @@ _LONG_LEVELS = 4
 # Where batches differ in size, and with them what a step leaves: blocks of readings in order, by how much each is higher
 # than the one before (a share of an even rise), and the part of the rise that is left without the batches' sizes.
 _TREND_BLOCKS, _TREND_EVENNESS, _OWN_SHARE = 6, 0.2, 0.5
-# Sizes that grow with the steps themselves, as in a curriculum, explain everything: they cannot be told from a leak.
-_MOST_ALIKE = 0.8
 # The usual growth a step is that of the whole stretch but for a jump, within this factor; growth that is at least so many
 # times as fast as what went before it is a stretch of its own, from a few rises on that are alike.
 _SAME_FACTOR, _FASTER, _FASTER_RISES = 1.5, 2, 3
@@ -150,11 +148,7 @@ class GrowthStretch(NamedTuple):
     @property
     def follows_sizes(self) -> bool:
         """Whether batches are known to grow with the steps themselves."""
-        sizes = np.where(self.rows["tokens"] > 0, self.rows["tokens"], self.rows["rows"])
-        known = sizes > 0
-        if not known.any() or not np.ptp(sizes[known]):
-            return False
-        return abs(float(np.corrcoef(sizes[known], self.rows["step"][known])[0, 1])) > _MOST_ALIKE
+        return follow_steps(get_batch_sizes(self.rows), self.rows["step"])
 
     @property
     def last_step(self) -> int | None:

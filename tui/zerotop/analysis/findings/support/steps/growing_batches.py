@@ -13,6 +13,8 @@ from zerotop.analysis.findings.support.evidence import Ints, Rows
 _PLANNED_RISES, _PLANNED_STEPS, _LEAST_SIZES, _MANY_RISES = 2, 3, 20, 8
 # The most smaller batches in between, as the last one of each epoch: a share of the steps.
 _SMALLER_SHARE = 0.05
+# Sizes that grow with the steps themselves, as in a curriculum, explain everything: they cannot be told from a leak.
+_MOST_ALIKE = 0.8
 UNKNOWN_SIZES = "See whether its batches are larger: their sizes were not recorded."
 """Advice about a slow rank, before any other, where :func:`name_size` knows nothing."""
 
@@ -86,6 +88,14 @@ def get_batch_sizes(rows: Rows) -> Ints:
     """Return the tokens of each step, or its rows if the model takes no tokens; 0 if neither is known."""
     sizes: Ints = np.where(rows["tokens"] > 0, rows["tokens"], np.maximum(rows["rows"], 0)).astype(np.int64)
     return sizes
+
+
+def follow_steps(sizes: Ints, steps: Ints) -> bool:
+    """Whether batches are known to grow, or to shrink, with the steps themselves. ``sizes``: 0 where unknown."""
+    known = sizes > 0
+    if not known.any() or not np.ptp(sizes[known]):
+        return False
+    return abs(float(np.corrcoef(sizes[known], steps[known])[0, 1])) > _MOST_ALIKE
 
 
 def spread_sizes(rows: Rows) -> Ints:
