@@ -684,9 +684,9 @@ def test_clocks_are_aligned_to_within_a_millisecond(tmp_path: Path, is_live: boo
         assert abs(times[host] - true_ns) < 1_000_000
 
 
-@pytest.mark.parametrize(("slow_count", "error"), [(80, "0."), (1000, "2.")])
+@pytest.mark.parametrize("slow_count", [80, 1000])
 def test_a_clock_is_aligned_once_the_collector_is_less_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_count: int, error: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_count: int
 ) -> None:
     class Busy(WrongAnswers):
         async def request(self, message: bytes, timeout_s: float) -> bytes:
@@ -698,7 +698,8 @@ def test_a_clock_is_aligned_once_the_collector_is_less_busy(
     monkeypatch.setattr(forwarder, "_BUSY_PAUSE_S", 0.0)
     told: list[str] = []
     assert forward(make_boot(tmp_path, 1, 0), Busy(make_collector(tmp_path, told.append)))[0]
-    assert f"is aligned to ours to within {error}" in told[0], "the true error, if it stays busy"
+    within_ms = float(told[0].partition("is aligned to ours to within ")[2].partition(" ms")[0])
+    assert (within_ms < 1.5) is (slow_count == 80), "the true error, if it stays busy"
 
 
 def read_true_time(folder: Path, host: str) -> int:
