@@ -49,11 +49,11 @@ def test_bounds_pass_and_fail_by_the_numbers_of_the_recording(write_budget: Any,
         tokens_per_second = {rate}
         steps = {steps}
     """
-    code, checks = run_check(capfd, STORY, write_budget(text.format(gpu="39 GiB", seconds=1.0, rate=2400, steps=14)))
+    code, checks = run_check(capfd, STORY, write_budget(text.format(gpu="39 GiB", seconds=2.7, rate=1300, steps=14)))
     assert code == 0
     assert {outcome for outcome, _ in checks.values()} == {"passed"}
     assert checks["gpu_memory"][1] == "The peak was 38.25 GiB, the limit is 39 GiB."
-    code, checks = run_check(capfd, STORY, write_budget(text.format(gpu="38 GiB", seconds=0.9, rate=2500, steps=15)))
+    code, checks = run_check(capfd, STORY, write_budget(text.format(gpu="38 GiB", seconds=2.6, rate=1400, steps=15)))
     assert code == 1
     failed = {name for name, (outcome, _) in checks.items() if outcome == "failed"}
     assert failed == {"gpu_memory", "iteration_seconds", "tokens_per_second", "steps"}

@@ -17,7 +17,7 @@ from zerotop.analysis.live_view import JobState
 from zerotop.analysis.reports.comparison import compare_setup
 from zerotop.analysis.reports.measures import Value
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
-from zerotop.analysis.steps.job_pace import measure_token_rate
+from zerotop.analysis.steps.job_pace import find_usual, measure_iteration, measure_token_rate
 from zerotop.recording.moments.process_exits import describe_exit_code
 from zerotop_probe.recording import events
 
@@ -123,17 +123,17 @@ def _find_host_peak(run: RecordedRun) -> int:
 def _check_speed(run: RecordedRun, budget: Budget) -> Iterator[Check]:
     rows = run.source.job_steps[budget.warmup_steps :]
     tokens = run.source.job_tokens[budget.warmup_steps :]
-    known = ~np.isnan(rows["iteration_s"])
+    usual = find_usual(rows["iteration_s"], rows["skipped"])
     unknown = f"No step was recorded after a warm-up of {format_count(budget.warmup_steps, 'step')}."
     if (limit := budget.iteration_seconds) is not None:
-        if known.any():
-            median = float(np.median(rows["iteration_s"][known]))
+        if usual.any():
+            median = measure_iteration(rows)
             text = f"The median iteration took {format_seconds(median)}, the limit is {format_seconds(limit)}."
             yield _make_check("iteration_seconds", median <= limit, text)
         else:
             yield Check("iteration_seconds", CheckOutcome.FAILED, unknown)
     if (least := budget.tokens_per_second) is not None:
-        known &= (tokens > 0) | rows["counted"]
+        known = usual & ((tokens > 0) | rows["counted"])
         if (tokens[known] > 0).any():
             rate = measure_token_rate(rows, tokens, known)
             yield _make_check(
