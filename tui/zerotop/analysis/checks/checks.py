@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
-
 from zerotop.analysis.checks.budget import SEVERITIES, Budget, SizeLimit
 from zerotop.analysis.checks.pace import MIN_STEPS, compare_paces, measure_pace
 from zerotop.analysis.findings import Finding, Severity
