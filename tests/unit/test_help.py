@@ -45,6 +45,13 @@ def test_the_examples_of_a_command(name: str) -> None:
         assert command_line.parse_arguments(split_words(example)).name == name
 
 
+@pytest.mark.parametrize("name", find_commands())
+def test_the_help_of_an_option_names_what_it_is(name: str) -> None:
+    """Not "of one GPU", whose noun only its author knows, nor a default alone."""
+    for action in find_commands()[name]._actions:
+        assert action.help == argparse.SUPPRESS or re.match(r"(?!of )[\w'.]", str(action.help)), action.option_strings
+
+
 def test_every_command_line_in_the_documentation() -> None:
     texts = [path.read_text() for path in (README, *README.parent.glob("docs/*.md"))]
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", "\n".join(texts), re.MULTILINE | re.DOTALL)

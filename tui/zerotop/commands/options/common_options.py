@@ -22,5 +22,8 @@ def add_force(command: argparse.ArgumentParser) -> None:
 def add_price(command: argparse.ArgumentParser) -> None:
     """Add the option for a price per hour."""
     command.add_argument(
-        "--price-per-hour", type=parse_price, metavar="PRICE", help="of all hardware of the job, such as 30, $29.50 or 28EUR"
+        "--price-per-hour",
+        type=parse_price,
+        metavar="PRICE",
+        help="price of all hardware of the job, such as 30, $29.50 or 28EUR",
     )

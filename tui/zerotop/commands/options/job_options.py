@@ -70,12 +70,12 @@ def _add_start(add_command: AddCommand) -> None:
     run.add_argument(
         "--expect",
         metavar="QUESTION",
-        help='keep a prediction beside what is measured, as "what-if brisk-otter --stage 3"; see estimate --grade',
+        help='predict, and keep the answer beside what is measured: "what-if brisk-otter --stage 3"; see estimate --grade',
     )
     run.add_argument(
         "--notify",
         metavar="COMMAND|URL",
-        help="tell of warnings, hangs and the end: JSON on the command's standard input, or posted to http(s)://",
+        help="report warnings, hangs and the end: JSON on the command's standard input, or posted to http(s)://",
     )
     run.add_argument(
         "--prometheus-textfile", metavar="DIR", help="write metrics to this folder of node_exporter's textfile collector"
@@ -84,7 +84,7 @@ def _add_start(add_command: AddCommand) -> None:
         "--prometheus-port",
         type=parse_address,
         metavar="[HOST:]PORT",
-        help="let Prometheus ask for metrics here [of 127.0.0.1]; 0.0.0.0:PORT for other machines",
+        help="serve metrics to Prometheus on this port [of 127.0.0.1]; 0.0.0.0:PORT for other machines",
     )
     run.add_argument(
         "--otlp", action="store_true", help="send metrics and findings to an OpenTelemetry collector [localhost:4318]"
@@ -121,12 +121,12 @@ def _add_attach(add_command: AddCommand) -> None:
 def _add_collect(add_command: AddCommand) -> None:
     collect = add_command(
         "collect",
-        "watch a job on many nodes: what run --collector sends",
+        "watch a job on many nodes, each started by run --collector",
         "zerotop collect nats://head:4222 --job llama",
         "zerotop collect nats://head:4222 --job llama --headless",
     )
     collect.add_argument(
-        "collector", metavar="ADDRESS", nargs="?", default=_COLLECTOR, help="of a NATS server [$ZEROTOP_COLLECTOR]"
+        "collector", metavar="ADDRESS", nargs="?", default=_COLLECTOR, help="address of a NATS server [$ZEROTOP_COLLECTOR]"
     )
     _add_job(collect)
     collect.add_argument(
@@ -140,7 +140,7 @@ def _add_collect(add_command: AddCommand) -> None:
         "--full-nodes",
         type=parse_count,
         metavar="N",
-        help="how many nodes send full detail all the time",
+        help="number of nodes that always send full detail [64]",
     )
     collect.add_argument("--headless", action="store_true", help="without the screen; until all nodes have ended")
     collect.add_argument("--until-closed", action="store_true", help=argparse.SUPPRESS)

@@ -34,7 +34,7 @@ def add_sweep_commands(add_command: AddCommand) -> None:
         nargs="+",
         default=[],
         metavar="KEY=VALUE",
-        help="of the jobs, as partition=gpu gpus_per_node=1 timeout_min=60",
+        help="options of the Slurm jobs, as partition=gpu gpus_per_node=1 timeout_min=60",
     )
     sweep.add_argument("--one-at-a-time", action="store_true", help="run one point at a time, even with GPUs for several")
     sweep.add_argument("--headless", action="store_true", help="without the screen; print a line for each point")
@@ -50,10 +50,13 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     fit.add_argument("--headless", action="store_true", help="without the screen; print a line for each run")
     fit.add_argument("--most-runs", type=parse_count, default=40, metavar="N", help="most runs, over all series [40]")
     fit.add_argument(
-        "--gpu-memory", type=parse_memory, metavar="SIZE", help="of one GPU, such as 80GB [that of this machine]"
+        "--gpu-memory", type=parse_memory, metavar="SIZE", help="memory of one GPU, such as 80GB [this machine's]"
     )
     fit.add_argument(
-        "--from", dest="recording", metavar="RECORDING", help="a run of this training to start from, as what-if"
+        "--from",
+        dest="recording",
+        metavar="RECORDING",
+        help="a recorded run of this training, to predict where to start as what-if does",
     )
     estimate = add_command(
         "estimate",
@@ -71,17 +74,17 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     )
     estimate.add_argument("--nodes", type=parse_count, metavar="N", help="number of nodes [1]")
     estimate.add_argument(
-        "--gpu-memory", type=parse_memory, metavar="SIZE", help="of one GPU, such as 80GB [that of this machine]"
+        "--gpu-memory", type=parse_memory, metavar="SIZE", help="memory of one GPU, such as 80GB [this machine's]"
     )
     estimate.add_argument(
-        "--host-memory", type=parse_memory, metavar="SIZE", help="of one node [as recorded, or not judged]"
+        "--host-memory", type=parse_memory, metavar="SIZE", help="memory of one node [as recorded, or not judged]"
     )
     estimate.add_argument("--seq-length", type=parse_count, metavar="N", help="tokens per row [as recorded, or 512]")
     estimate.add_argument("--micro-batch", type=parse_count, metavar="N", help="rows per GPU [as recorded, or 1]")
     estimate.add_argument("--gradient-checkpointing", action="store_true", help="activations are recomputed")
     estimate.add_argument("--gradient-accumulation", type=parse_count, metavar="N", help="micro-batches per step [1]")
     add_regime_options(estimate)
-    estimate.add_argument("--explain", action="store_true", help="each row of the sums, with its formula")
+    estimate.add_argument("--explain", action="store_true", help="show each row of the sums, with its formula")
     estimate.add_argument("--stage", type=int, choices=(0, 1, 2, 3), help="this ZeRO stage alone")
     estimate.add_argument("--offload", choices=_OFFLOADS, help="this offload mode alone")
     estimate.add_argument(
@@ -89,7 +92,9 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     )
     estimate.add_argument("--all", action="store_true", help="rank every stage, offload, micro-batch and number of GPUs")
     estimate.add_argument("--config", metavar="FILE", help="DeepSpeed config, or arguments of the Trainer in JSON or YAML")
-    estimate.add_argument("--parameters", type=parse_count, metavar="N", help="of a model whose layers are not known")
+    estimate.add_argument(
+        "--parameters", type=parse_count, metavar="N", help="number of parameters of a model whose layers are not known"
+    )
     estimate.add_argument("--json", action="store_true", help="print JSON for programs, with sizes in bytes")
 
     _add_what_if(add_command)
@@ -105,7 +110,9 @@ def _add_what_if(add_command: AddCommand) -> None:
     command.add_argument("recording", metavar="RECORDING", help="name, start of a name, or path")
     command.add_argument("--stage", type=int, choices=(0, 1, 2, 3), help="ZeRO stage")
     command.add_argument("--offload", choices=_OFFLOADS, help="what is offloaded")
-    command.add_argument("--offload-ratio", type=parse_share, metavar="R", help="of the optimizer, in stage 3")
+    command.add_argument(
+        "--offload-ratio", type=parse_share, metavar="R", help="share of the optimizer to offload in stage 3, such as 0.5"
+    )
     command.add_argument("--micro-batch", type=parse_count, metavar="N", help="rows per GPU")
     command.add_argument("--seq-length", type=parse_count, metavar="N", help="tokens per row")
     command.add_argument("--accumulation", type=parse_count, metavar="N", help="micro-batches per step")
@@ -113,29 +120,35 @@ def _add_what_if(add_command: AddCommand) -> None:
     command.add_argument("--nodes", type=parse_count, metavar="N", help="number of nodes")
     command.add_argument("--checkpointing", choices=("on", "off"), help="activations are recomputed")
     command.add_argument("--optimizer", choices=_OPTIMIZERS, help="another optimizer")
-    command.add_argument("--dtype", choices=_DTYPES, help="of weights and states")
-    command.add_argument("--memory", dest="gpu_memory", type=parse_memory, metavar="SIZE", help="of one GPU, such as 80GB")
+    command.add_argument("--dtype", choices=_DTYPES, help="data types of weights and states")
+    command.add_argument(
+        "--memory", dest="gpu_memory", type=parse_memory, metavar="SIZE", help="memory of one GPU, such as 80GB"
+    )
     command.add_argument("--all", action="store_true", help="rank every combination of what is not given")
-    command.add_argument("--explain", action="store_true", help="each row of the sums, with its formula or measurement")
+    command.add_argument("--explain", action="store_true", help="show each row of the sums, with its formula or measurement")
     command.add_argument("--json", action="store_true", help="print JSON for programs, with sizes in bytes")
 
 
 def add_regime_options(command: argparse.ArgumentParser) -> None:
     """Add what describes a training; the choices are those of ``analysis.sweeps.regimes``, which takes long to import."""
-    regime = command.add_argument_group("training", "Of a model's configuration; a recording knows its own.")
-    regime.add_argument("--framework", choices=("deepspeed", "none", "ddp", "fsdp"), help="[deepspeed]")
-    regime.add_argument("--dtype", choices=_DTYPES, help="of weights and states [mixed: bf16 or fp16, fp32 master]")
-    regime.add_argument("--optimizer", choices=_OPTIMIZERS, help="[adamw]")
-    regime.add_argument("--fused", action="store_true", help="the optimizer is fused [foreach]")
+    regime = command.add_argument_group("training", "For models without a recording; a recording has its own values.")
+    regime.add_argument(
+        "--framework", choices=("deepspeed", "none", "ddp", "fsdp"), help="library that spreads the training [deepspeed]"
+    )
+    regime.add_argument(
+        "--dtype", choices=_DTYPES, help="data types of weights and states [mixed: bf16 or fp16, fp32 master]"
+    )
+    regime.add_argument("--optimizer", choices=_OPTIMIZERS, help="optimizer [adamw]")
+    regime.add_argument("--fused", action="store_true", help="use the fused optimizer [foreach]")
     regime.add_argument("--trained", type=parse_count, metavar="N", help="parameters that are trained; others are frozen")
     regime.add_argument("--lora-rank", type=parse_count, metavar="R", help="train adapters of this rank alone")
     regime.add_argument("--lora-targets", default="all-linear", metavar="NAMES", help="adapted layers [all-linear]")
-    regime.add_argument("--quantization", choices=("nf4", "nf4-dq", "gptq4"), help="of the frozen layers")
-    regime.add_argument("--loss", choices=("logits", "fused", "chunked", "liger"), help="[logits]")
+    regime.add_argument("--quantization", choices=("nf4", "nf4-dq", "gptq4"), help="quantization of the frozen layers")
+    regime.add_argument("--loss", choices=("logits", "fused", "chunked", "liger"), help="how the loss is computed [logits]")
     regime.add_argument("--eager-attention", action="store_true", help="attention keeps s x s matrices")
     regime.add_argument("--bucket", type=parse_count, metavar="N", help="reduce_bucket_size, elements [500000000]")
-    regime.add_argument("--expandable-segments", action="store_true", help="of PyTorch's allocator")
-    regime.add_argument("--gpu", metavar="NAME", help="type, for the context: H100, H200 or A100")
+    regime.add_argument("--expandable-segments", action="store_true", help="PyTorch's allocator uses them")
+    regime.add_argument("--gpu", metavar="NAME", help="type of GPU, for its context and speed: H100, H200 or A100")
 
 
 def _add_training_options(command: argparse.ArgumentParser) -> None:
@@ -156,7 +169,7 @@ def _add_training_options(command: argparse.ArgumentParser) -> None:
     varied.add_argument("--set", action="append", metavar="NAME=VALUES", help="a {NAME} of your own in COMMAND")
     command.add_argument("--model", help="preset, folder or hub id, trained without COMMAND [tiny]")
     command.add_argument("--config", metavar="FILE", help="DeepSpeed config to start from [a ready one for the HF Trainer]")
-    command.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16", help="of the ready config [bf16]")
+    command.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16", help="data type of the ready config [bf16]")
     command.add_argument("--nvme-path", metavar="DIR", help="folder for the nvme modes")
     command.add_argument(
         "--steps", type=parse_count, default=8, help="optimizer steps of each point, {steps} in COMMAND [8]"
@@ -166,7 +179,7 @@ def _add_training_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--hang-after", type=parse_count, default=300, metavar="SECONDS", help="longest time without output or a phase [300]"
     )
-    command.add_argument("--price-per-hour", type=parse_price, metavar="PRICE", help="of the machine, to show costs")
+    command.add_argument("--price-per-hour", type=parse_price, metavar="PRICE", help="price of the machine, to show costs")
     command.add_argument("-o", "--output", metavar="DIR", help="folder of the results [a new one in the state directory]")
     command.add_argument(
         "--json", action="store_true", help="print JSON for programs, with sizes in bytes and times in seconds"
