@@ -34,7 +34,7 @@ def add_sweep_commands(add_command: AddCommand) -> None:
         nargs="+",
         default=[],
         metavar="KEY=VALUE",
-        help="options of the Slurm jobs, as partition=gpu gpus_per_node=1 timeout_min=60",
+        help="options of jobs: partition=gpu gpus_per_node=1",
     )
     sweep.add_argument("--one-at-a-time", action="store_true", help="run one point at a time, even with GPUs for several")
     sweep.add_argument("--headless", action="store_true", help="without the screen; print a line for each point")
@@ -52,12 +52,7 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     fit.add_argument(
         "--gpu-memory", type=parse_memory, metavar="SIZE", help="memory of one GPU, such as 80GB [this machine's]"
     )
-    fit.add_argument(
-        "--from",
-        dest="recording",
-        metavar="RECORDING",
-        help="a recorded run of this training, to predict where to start as what-if does",
-    )
+    fit.add_argument("--from", dest="recording", metavar="RECORDING", help="recorded run, to predict where to start")
     estimate = add_command(
         "estimate",
         "estimate memory for every stage and offload mode",
@@ -84,7 +79,7 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     estimate.add_argument("--gradient-checkpointing", action="store_true", help="activations are recomputed")
     estimate.add_argument("--gradient-accumulation", type=parse_count, metavar="N", help="micro-batches per step [1]")
     add_regime_options(estimate)
-    estimate.add_argument("--explain", action="store_true", help="show each row of the sums, with its formula")
+    estimate.add_argument("--explain", action="store_true", help="show all rows, with their formulas")
     estimate.add_argument("--stage", type=int, choices=(0, 1, 2, 3), help="this ZeRO stage alone")
     estimate.add_argument("--offload", choices=_OFFLOADS, help="this offload mode alone")
     estimate.add_argument(
@@ -92,9 +87,7 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     )
     estimate.add_argument("--all", action="store_true", help="rank every stage, offload, micro-batch and number of GPUs")
     estimate.add_argument("--config", metavar="FILE", help="DeepSpeed config, or arguments of the Trainer in JSON or YAML")
-    estimate.add_argument(
-        "--parameters", type=parse_count, metavar="N", help="number of parameters of a model whose layers are not known"
-    )
+    estimate.add_argument("--parameters", type=parse_count, metavar="N", help="parameters of a model with unknown layers")
     estimate.add_argument("--json", action="store_true", help="print JSON for programs, with sizes in bytes")
 
     _add_what_if(add_command)
@@ -110,9 +103,7 @@ def _add_what_if(add_command: AddCommand) -> None:
     command.add_argument("recording", metavar="RECORDING", help="name, start of a name, or path")
     command.add_argument("--stage", type=int, choices=(0, 1, 2, 3), help="ZeRO stage")
     command.add_argument("--offload", choices=_OFFLOADS, help="what is offloaded")
-    command.add_argument(
-        "--offload-ratio", type=parse_share, metavar="R", help="share of the optimizer to offload in stage 3, such as 0.5"
-    )
+    command.add_argument("--offload-ratio", type=parse_share, metavar="R", help="share of the optimizer, in stage 3")
     command.add_argument("--micro-batch", type=parse_count, metavar="N", help="rows per GPU")
     command.add_argument("--seq-length", type=parse_count, metavar="N", help="tokens per row")
     command.add_argument("--accumulation", type=parse_count, metavar="N", help="micro-batches per step")
@@ -125,19 +116,15 @@ def _add_what_if(add_command: AddCommand) -> None:
         "--memory", dest="gpu_memory", type=parse_memory, metavar="SIZE", help="memory of one GPU, such as 80GB"
     )
     command.add_argument("--all", action="store_true", help="rank every combination of what is not given")
-    command.add_argument("--explain", action="store_true", help="show each row of the sums, with its formula or measurement")
+    command.add_argument("--explain", action="store_true", help="show all rows, with formula or measurement")
     command.add_argument("--json", action="store_true", help="print JSON for programs, with sizes in bytes")
 
 
 def add_regime_options(command: argparse.ArgumentParser) -> None:
     """Add what describes a training; the choices are those of ``analysis.sweeps.regimes``, which takes long to import."""
     regime = command.add_argument_group("training", "For models without a recording; a recording has its own values.")
-    regime.add_argument(
-        "--framework", choices=("deepspeed", "none", "ddp", "fsdp"), help="library that spreads the training [deepspeed]"
-    )
-    regime.add_argument(
-        "--dtype", choices=_DTYPES, help="data types of weights and states [mixed: bf16 or fp16, fp32 master]"
-    )
+    regime.add_argument("--framework", choices=("deepspeed", "none", "ddp", "fsdp"), help="library [deepspeed]")
+    regime.add_argument("--dtype", choices=_DTYPES, help="data types [mixed: bf16 or fp16, fp32 master]")
     regime.add_argument("--optimizer", choices=_OPTIMIZERS, help="optimizer [adamw]")
     regime.add_argument("--fused", action="store_true", help="use the fused optimizer [foreach]")
     regime.add_argument("--trained", type=parse_count, metavar="N", help="parameters that are trained; others are frozen")
@@ -148,7 +135,7 @@ def add_regime_options(command: argparse.ArgumentParser) -> None:
     regime.add_argument("--eager-attention", action="store_true", help="attention keeps s x s matrices")
     regime.add_argument("--bucket", type=parse_count, metavar="N", help="reduce_bucket_size, elements [500000000]")
     regime.add_argument("--expandable-segments", action="store_true", help="PyTorch's allocator uses them")
-    regime.add_argument("--gpu", metavar="NAME", help="type of GPU, for its context and speed: H100, H200 or A100")
+    regime.add_argument("--gpu", metavar="NAME", help="type of GPU: H100, H200 or A100")
 
 
 def _add_training_options(command: argparse.ArgumentParser) -> None:
