@@ -34,7 +34,7 @@ def add_sweep_commands(add_command: AddCommand) -> None:
         nargs="+",
         default=[],
         metavar="KEY=VALUE",
-        help="options of jobs: partition=gpu gpus_per_node=1",
+        help="Slurm options of the jobs: partition=gpu gpus_per_node=1",
     )
     sweep.add_argument("--one-at-a-time", action="store_true", help="run one point at a time, even with GPUs for several")
     sweep.add_argument("--headless", action="store_true", help="without the screen; print a line for each point")
