@@ -41,7 +41,7 @@ def _add_start(add_command: AddCommand) -> None:
         " [--prometheus-port [HOST:]PORT] [--otlp] [--price-per-hour PRICE] [--collector ADDRESS --job NAME]"
         " [--] COMMAND ...",
     )
-    run.add_argument("--recording", "--session", metavar="DIR", help=_RECORDING_DIR_HELP)
+    run.add_argument("--recording", metavar="DIR", help=_RECORDING_DIR_HELP)
     _add_max_size(run)
     run.add_argument("--headless", action="store_true", help="without the screen; pass output and signals through")
     run.add_argument(
@@ -108,7 +108,7 @@ def _add_attach(add_command: AddCommand) -> None:
     attach.add_argument("--enter", action="store_true", help="inject the probe into its ranks, for phases and memory")
     attach.add_argument("--headless", action="store_true", help="without the screen; record until the job ends")
     attach.add_argument("--json", action="store_true", help="print the list of jobs as JSON for programs")
-    attach.add_argument("--recording", "--session", dest="folder", metavar="DIR", help=_RECORDING_DIR_HELP)
+    attach.add_argument("--recording", dest="folder", metavar="DIR", help=_RECORDING_DIR_HELP)
     _add_max_size(attach)
     _add_no_stacks(attach)
     _add_host_options(attach, "other nodes too: HOST,HOST or @HOSTFILE, or the word job for the nodes of its launcher")
