@@ -148,8 +148,9 @@ def _draw_figures(summary: RangeSummary, glyphs: Glyphs) -> list[tuple[int, Row]
         seconds = summary.phase_s[name]
         amount = f"{glyphs.to_plain(format_time_span(seconds))} {format_share(seconds / all_s)}"
         figures.append((_PHASE_IMPORTANCE[place], (*part, (amount, "value"))))
-    for name, (importance, label) in _FIGURES.items():
+    for name, importance in _IMPORTANCE.items():
         if name in summary.mean:
+            label = _NAMES.get(name) or METRICS[name].label
             unit, factor = _choose_unit(METRICS[name].unit, summary.highest[name])
             mean, most = summary.mean[name] * factor, summary.highest[name] * factor
             texts = [f"{value:.{choose_decimals(most)}f}" for value in (mean, most)]
@@ -159,20 +160,21 @@ def _draw_figures(summary: RangeSummary, glyphs: Glyphs) -> list[tuple[int, Row]
 
 
 _PHASE_IMPORTANCE = (87, 83, 70, 50, 35, 20)  # of the longest phase, the second longest, and so on
-# The importance of each figure, and its name.
-_FIGURES = {
-    "utilization": (88, "GPU"),
-    "all_cores": (86, "cores"),
-    "allocated": (84, "allocated"),
-    "process": (56, "process"),
-    "iteration": (54, "iteration"),
-    "sent": (45, "PCIe D2H"),
-    "received": (43, "H2D"),
-    "power": (40, "power"),
-    "rss": (60, "RSS"),
-    "host_memory": (30, "host"),
+# The importance of each figure, and its name where that is not the metric's label.
+_IMPORTANCE = {
+    "utilization": 88,
+    "all_cores": 86,
+    "allocated": 84,
+    "process": 56,
+    "iteration": 54,
+    "sent": 45,
+    "received": 43,
+    "power": 40,
+    "rss": 60,
+    "host_memory": 30,
 }
-_FIGURES |= {metric.name: (20, metric.label) for metric in OTHER_METRICS if metric.name not in _FIGURES}
+_IMPORTANCE |= {metric.name: 20 for metric in OTHER_METRICS if metric.name not in _IMPORTANCE}
+_NAMES = {"utilization": "GPU", "all_cores": "cores", "received": "H2D", "rss": "RSS", "host_memory": "host"}
 
 
 def _choose_unit(unit: str, most: float) -> tuple[str, float]:
