@@ -13,6 +13,8 @@ import recordings
 from zerotop import cli
 from zerotop.analysis.findings import Finding, Severity, detect_findings, link_findings, load_kinds, order_by_cause
 from zerotop.analysis.findings.support.finding import FindingKind
+from zerotop.analysis.findings.support.lines.line_findings import line_values
+from zerotop.analysis.findings.support.lines.stack_lines import StackLine
 from zerotop.analysis.findings.support.links import drop_repeats, drop_superseded, name_relation
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.reports.recording_report import read_recording_report
@@ -306,3 +308,17 @@ def test_memory_that_evaluations_leave_supersedes_growth_in_each_step() -> None:
     assert drop_superseded([more, lasting]) == (more, lasting)
     step = make_finding("memory_step", 61, before_bytes=GIB, after_bytes=2 * GIB)
     assert drop_repeats([lasting, step]) == (lasting, step)  # it has no growth of a step to compare with
+
+
+@pytest.mark.parametrize("name", ["iteration_shift", "time_lost_in_line", "long_pause", "repeated_pause", "steps_in_turn"])
+def test_a_thread_that_ended_explains_a_wait_for_a_queue_that_began_soon_after(name: str) -> None:
+    def find(step: int, *callees: str) -> list[str | None]:
+        line = StackLine("train.py", 14, "next_batch", callees, 1.0, 1.0)
+        slow = dataclasses.replace(make_finding(name, step, (0,), **LONGER), headline=Text("{line}", line_values(line)))
+        return find_names(make_finding("thread_died", 40), slow)
+
+    assert find(41, "queue.Queue.get") == [None, "thread_died"]
+    assert find(39, "queue.Queue.get", "threading.Condition.wait") == [None, "thread_died"]  # printed late
+    get = "queue.Queue.get"
+    for step, callees in ((41, ["time.sleep"]), (30, [get]), (140, [get]), (41, [])):
+        assert find(step, *callees) == [None, None]

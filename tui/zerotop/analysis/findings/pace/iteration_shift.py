@@ -19,6 +19,7 @@ from zerotop.analysis.findings.support.gpu_use import BUSY_SHARE
 from zerotop.analysis.findings.support.lines import line_findings
 from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, await_line, has_moved
 from zerotop.analysis.findings.support.links import (
+    TO_DEAD_THREADS,
     Kinds,
     explains_shift,
     is_by_growth,
@@ -45,6 +46,7 @@ _KIND = FindingKind(
     advice="{breakdown}",
     fix="{breakdown_fix}",
     explained_by=(
+        *TO_DEAD_THREADS,
         Kinds(explains_shift, "nvlink_faults", "pcie_link", "straggler", "data_stall", "skipping_ended"),
         Kinds(explains_shift, "time_lost_in_line", "slow_forward", "slow_cores"),
         Kinds(waits_as_long, "slow_gpu"),

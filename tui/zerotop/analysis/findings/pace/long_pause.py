@@ -14,7 +14,13 @@ from zerotop.analysis.findings.support.causes.step_change import measure_compili
 from zerotop.analysis.findings.support.causes.thread_causes import find_busy_threads
 from zerotop.analysis.findings.support.lines import line_findings, stack_lines
 from zerotop.analysis.findings.support.lines.known_calls import COMPILE
-from zerotop.analysis.findings.support.links import Kinds, begins_together, is_one_of_pauses, is_simultaneous
+from zerotop.analysis.findings.support.links import (
+    TO_DEAD_THREADS,
+    Kinds,
+    begins_together,
+    is_one_of_pauses,
+    is_simultaneous,
+)
 from zerotop.analysis.findings.support.thresholds import FAR_SHARE, SPIKE_SIMILAR_SHARE, WARM_UP_STEPS
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.hangs.stacks import read_silent_stacks
@@ -38,6 +44,7 @@ _KIND = FindingKind(
     ),
     advice="Trace that step with torch.profiler, to see what it does.",
     fix=PROFILE,
+    explained_by=TO_DEAD_THREADS,
     repeats=(Kinds(is_simultaneous, "rank_stopped", "checkpoint_pause"),),
     superseded_by=(
         Kinds(begins_together, "iteration_shift"),

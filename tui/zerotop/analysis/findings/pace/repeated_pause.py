@@ -25,7 +25,7 @@ from zerotop.analysis.findings.support.lines.stack_lines import (
     find_line_below,
     select_events_in,
 )
-from zerotop.analysis.findings.support.links import Kinds, is_same_wait, pauses_as_often
+from zerotop.analysis.findings.support.links import TO_DEAD_THREADS, Kinds, is_same_wait, pauses_as_often
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.recording.steps.step_dtype import sum_training_s
 from zerotop_probe.recording.events import Stacks
@@ -39,7 +39,10 @@ _KIND = FindingKind(
         "{pauses:count pause} since step {step}[ on {concerned:ranks}] take {share:percent} of the time from there on,"
         " {most} of it at {line}; other iterations take {iteration_s:seconds}."
     ),
-    explained_by=(Kinds(pauses_as_often, "checkpoint_pause"),),
+    explained_by=(
+        *TO_DEAD_THREADS,
+        Kinds(pauses_as_often, "checkpoint_pause"),
+    ),
     superseded_by=(Kinds(is_same_wait, "data_stall"),),
 )
 # In a data loader, no line of the job's own code takes the time.

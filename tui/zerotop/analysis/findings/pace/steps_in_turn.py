@@ -11,7 +11,7 @@ import numpy as np
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.lines import line_findings
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, SLOW, Delay, await_line, find_line
-from zerotop.analysis.findings.support.links import Kinds, begins_together, counts_less, is_simultaneous
+from zerotop.analysis.findings.support.links import TO_DEAD_THREADS, Kinds, begins_together, counts_less, is_simultaneous
 from zerotop.recording.samples import Floats, Rows
 from zerotop.recording.steps.step_dtype import has_phases
 
@@ -25,6 +25,7 @@ _KIND = FindingKind(
         "[, and {most} of {rest} is spent at {line}]."
     ),
     advice="See what is done in every n-th step only, and do it less often or beside the training.",
+    explained_by=TO_DEAD_THREADS,
     superseded_by=(
         Kinds(is_simultaneous, "repeated_pause", "data_stall"),
         Kinds(counts_less, "checkpoint_pause"),

@@ -32,7 +32,7 @@ from zerotop.analysis.findings.support.lines.stack_lines import (
     select_events_in,
     select_stacks,
 )
-from zerotop.analysis.findings.support.links import Kinds, is_in_change
+from zerotop.analysis.findings.support.links import TO_DEAD_THREADS, Kinds, is_in_change
 from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop_probe.recording.events import Stacks
@@ -64,6 +64,7 @@ _LATER = FindingKind(
         "The time between the phases[ of {concerned:ranks}] is {between_s:seconds} on average instead of"
         " {before_s:seconds}. Most of it is spent at {line}, in {steps_share:percent} of the sampled steps."
     ),
+    explained_by=TO_DEAD_THREADS,
     superseded_by=(Kinds(is_in_change, "iteration_shift"),),
 )
 # Findings after which steps before and after are not told together.

@@ -21,6 +21,8 @@ from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, SEEN_LATE_NS
 _SAME_CHANGE_STEPS = 3
 # Within this time, the end of a rank makes the others fail.
 _TOGETHER_NS = 60 * 10**9
+# Python prints what has ended a thread at most so long after the step in which it did.
+_PRINTED_LATE_NS = 3 * 10**9
 # The part of the reserved memory that a leak has kept when it is to blame for a flush of the cache.
 _NOTABLY_LEAKED = 0.1
 # The part of what iterations became longer by that a line takes if it is all there is to tell.
@@ -436,6 +438,12 @@ def awaits_dead_thread(effect: Finding, cause: Finding) -> bool:
     return cause.begin_ns <= effect.begin_ns + _TOGETHER_NS and bool(effect.evidence.get("dead_threads"))
 
 
+def lacks_dead_thread(effect: Finding, cause: Finding) -> bool:
+    """Whether iterations became longer, soon after a thread has ended, at a line that waits for another thread."""
+    is_soon = -_PRINTED_LATE_NS <= effect.begin_ns - cause.begin_ns <= _TOGETHER_NS
+    return is_soon and isinstance(effect.headline, Text) and bool(effect.headline.values.get("awaits_thread"))
+
+
 def broke_before(effect: Finding, cause: Finding) -> bool:
     """Whether ranks ended or stood still soon after a fault of a GPU, or just before it was reported."""
     return cause.severity is Severity.ERROR and -FOLLOWS_NS <= cause.begin_ns - effect.begin_ns <= SEEN_LATE_NS
@@ -451,5 +459,7 @@ TO_GPU_FAULTS = tuple(
     Kinds(broke_before, "gpu_xid", "gpu_lost", "gpu_memory_faults", "gpu_event", shares_ranks=shares_ranks)
     for shares_ranks in (True, False)
 )
+# Links to threads that have ended, of findings with a line.
+TO_DEAD_THREADS = (Kinds(lacks_dead_thread, "thread_died"),)
 # Links of which only the times, steps and ranks agree.
-_OF_TIMES = (is_simultaneous, explains_shift, begins_before, broke_before, is_held_up, took_down)
+_OF_TIMES = (is_simultaneous, explains_shift, begins_before, broke_before, is_held_up, took_down, lacks_dead_thread)

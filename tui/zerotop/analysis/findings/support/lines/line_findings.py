@@ -19,6 +19,10 @@ _NEW_ADVICE = "See what {location} does: it took hardly any time before."
 _ONCE_ADVICE = "See what {location} does; if it only waits, move it to a separate thread."
 _COPY_ADVICE = "Copy less from the GPU at {location}, or only now and then: the GPU has nothing to do meanwhile."
 
+# Functions as stacks name them; the last one is that of a SimpleQueue, which is in C.
+_WAITS_FOR_THREADS = frozenset(
+    ("queue.Queue.get", "threading.Event.wait", "threading.Condition.wait", "threading.Condition.wait_for", "get")
+)
 # The share of the samples that is called most of the time.
 _MOST_SHARE = 0.5
 
@@ -59,11 +63,15 @@ def is_named(group: Group, line: StackLine, known_ns: int) -> bool:
 
 
 def line_values(line: StackLine | None) -> dict[str, Any]:
-    """Return the template values of a line: ``place`` for a headline, ``line``, ``location`` and ``most`` for sentences."""
+    """Return the template values of a line: ``place`` for a headline, ``line``, ``location`` and ``most`` for sentences.
+
+    ``awaits_thread`` is for links: whether the line waits for another thread to fill a queue or to set an event.
+    """
     if line is None:
-        return {"place": None, "line": None, "location": None, "most": None}
+        return {"place": None, "line": None, "location": None, "most": None, "awaits_thread": False}
     most = "most" if line.share >= _MOST_SHARE else "a part"
-    return {"place": line.place, "line": line.text, "location": line.location, "most": most}
+    names = {"place": line.place, "line": line.text, "location": line.location, "most": most}
+    return {**names, "awaits_thread": not _WAITS_FOR_THREADS.isdisjoint(line.callees)}
 
 
 def measure_between(rows: Rows) -> Floats:
