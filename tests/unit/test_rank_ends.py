@@ -326,6 +326,23 @@ def test_a_process_of_torch_multiprocessing_that_a_signal_ended(tmp_path: Path) 
     assert "as torch.multiprocessing printed" in dead.details
 
 
+@pytest.mark.parametrize(
+    ("pid", "headline"), [(101, "Rank 1 was killed by signal 9"), (999, "Rank 0 was killed by signal 15")]
+)
+def test_a_rank_that_wrote_nothing_before_it_was_killed(tmp_path: Path, pid: int, headline: str) -> None:
+    """Only a process that the sampler saw as a rank of the job is named."""
+    output = TORCHRUN.replace("4436", "100").replace("4437", str(pid)).replace(": 4 (", ": 0 (").replace(": 5 (", ": 1 (")
+    recording = record_two_steps(tmp_path)
+    recording.write_event(make_identity(0), 1.5, events.Hello, rank=0, local_rank=0)
+    recording.write_event(recording.node, 1.6, events.RankFound, rank=1, pid=101)
+    recording.write_event(recording.node, 31, events.RankGone, rank=0, pid=make_identity(0).pid, exit_code=-15)
+    recording.write_output(32, output)
+    recording.write_event(recording.node, 33, events.JobEnded, exit_code=1, signal=None, text="The job failed.")
+    (dead,) = _find_dead(recording, 40)
+    assert dead.headline.startswith(headline)
+    assert dead.ranks == (int(pid == 101),)
+
+
 def test_a_rank_that_ends_itself_after_a_signal_was_not_killed(tmp_path: Path) -> None:
     code = "E api.py:1002] failed (exitcode: 143) local_rank: 0 (pid: 100) of binary: python\n"
     (dead,) = _find_dead(_lose_two_ranks(tmp_path, code), 40)

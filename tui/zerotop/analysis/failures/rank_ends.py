@@ -22,7 +22,7 @@ from zerotop.recording.moments.at import At
 from zerotop.recording.moments.process_exits import ProcessExit, find_first_exit, find_signal_name, read_exits
 from zerotop.recording.output.tail import read_last_lines
 from zerotop.recording.reader import Source
-from zerotop_probe.recording.events import Goodbye, Hello, JobEnded, OutputFiles, RankGone
+from zerotop_probe.recording.events import Goodbye, Hello, JobEnded, OutputFiles, RankFound, RankGone
 
 # A launcher ends the ranks that are left with these.
 _LAUNCHER_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
@@ -193,12 +193,32 @@ def find_ends(at: At, sources: Sequence[Source]) -> list[RankEnd]:
         # Ray ends all workers once one has raised, and may print that one's exception after their ends.
         failed = [item for item in failed if item[-1] in raised]
     ends = [end for *_, end in sorted(failed, key=lambda item: item[:4])]
+    ends = [*_find_unrecorded(at, min(one.created_ns for one in ended), printed, ends), *ends]
     if ends and (together := _find_with_signal(ends[0], ends[1:], ended)):
         left = [end for end in ends[1:] if end.process not in together]
         return [replace(ends[0], with_signal=together), *left]
     if ends and ends[0].process in unordered:
         ends[0] = replace(ends[0], alongside=_find_alongside(unordered.pop(ends[0].process), unordered.values()))
     return ends
+
+
+def _find_unrecorded(at: At, since_ns: int, printed: PrintedEnds, ends: Sequence[RankEnd]) -> list[RankEnd]:
+    """Return the end of a process that wrote no tables, if the others ended because of it.
+
+    Its launcher printed after a time that it failed first.
+    """
+    if not ends or not all(end.is_consequence for end in ends):
+        return []
+    recorded = {
+        (source.host, source.pid) for sources in at.sources.values() for source in sources if source.rank is not None
+    }
+    for event in at.events_of(RankFound):
+        report = next((one for one in printed.reports if one.is_first and one.pid == event.pid), None)
+        if event.rank is None or event.process_key in recorded:
+            continue
+        if report is not None and report.time_ns >= since_ns:
+            return [RankEnd(RankProcess(*event.process_key, event.rank), report, None)]
+    return []
 
 
 def _find_with_signal(first: RankEnd, others: Iterable[RankEnd], ended: Sequence[_Ended]) -> tuple[RankProcess, ...]:

@@ -46,7 +46,9 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
 
 def _find_counted(recording: Evidence, group: Group, told: Finding) -> Finding | None:
     """Return the finding with what the next sample of its node says of the kernel's kills, if that is something else."""
-    host = next(process.host for process in group.processes if process.rank in told.ranks)
+    host = next((process.host for process in group.processes if process.rank in told.ranks), None)
+    if host is None:  # it wrote nothing
+        return None
     samples = recording.at.records("hosts", host).read_window(told.known_ns, recording.cursor_ns)
     known_ns = next((time_ns for time_ns in samples.times.tolist() if time_ns >= told.begin_ns + COUNTED_NS), None)
     if known_ns is None or known_ns > told.begin_ns + LAUNCHER_NS:
@@ -106,7 +108,7 @@ def _check_ends(recording: Evidence, group: Group, known_ns: int) -> Finding | N
     ends = find_ends(at, greeted)
     if not ends or _is_expected(recording, group, ends[0], known_ns):
         return None
-    return build_finding(processes[ends[0].process], explain_rank(at, ends, list(processes)), known_ns)
+    return build_finding(processes.get(ends[0].process), explain_rank(at, ends, list(processes)), known_ns)
 
 
 def build_finding(process: Process | None, end: End, known_ns: int) -> Finding:
