@@ -785,7 +785,7 @@ def test_nodes_obey_orders_to_stop_once(tmp_path: Path) -> None:
 
 
 class OrderingLink(WrongAnswers):
-    """A link on which something is done before each message that only says that the node is there."""
+    """A link that calls a function before each heartbeat."""
 
     def __init__(self, *collectors: Collector) -> None:
         super().__init__(collectors[0])

@@ -94,7 +94,7 @@ def make_counted(sizes: list[int], rows: list[int]) -> tuple[Rows, Ints]:
 
 def test_counted_steps_have_the_tokens_of_the_known_ones_around_them() -> None:
     assert measure_token_rate(*make_counted([100] * 10 + [0] * 70 + [100, 0, 100, 0], [4] * 84)) == pytest.approx(100)
-    # Sequences became longer, mostly in the known steps at the begin.
+    # Sequences became longer, mostly in the first steps of known size.
     steps, tokens = make_counted([100, 0, 100] * 10 + [0] * 60 + [300] * 10, [4] * 100)
     assert measure_token_rate(steps, tokens) == pytest.approx(180)
     assert measure_token_rate(steps, tokens, slice(-10, None)) == pytest.approx(300)

@@ -155,7 +155,7 @@ def test_each_update_of_a_progress_bar_counts(tmp_path: Path) -> None:
     ],
 )
 def test_lines_printed_behind_a_bar_count(tmp_path: Path, bar: str) -> None:
-    """They are the same lines as without the bar, which is of any kind and drawn now and then."""
+    """Whatever the bar looks like and however often it is drawn, the lines are those without it."""
     job = Printing(tmp_path)
     for step, begin in enumerate(["", bar, "", bar, bar]):
         job.write_output(f"{begin}loss={4 - step}.5 points={step}\n{bar}".encode())

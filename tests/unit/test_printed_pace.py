@@ -1,4 +1,4 @@
-"""The pace of printed numbers of loops whose steps are not seen."""
+"""The pace of loops whose steps are not seen, from the numbers that they print."""
 
 from __future__ import annotations
 

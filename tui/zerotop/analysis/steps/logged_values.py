@@ -126,7 +126,7 @@ def _parse_bytes(line: bytes) -> Iterator[tuple[str, dict[str, float], int]]:
 
 
 def _split_bars(text: str) -> list[str]:
-    """Return the progress bars at the begin of a line, and what was printed behind each."""
+    """Return the progress bars at the beginning of a line, and what was printed after each."""
     ends = [found.end() for found in _BAR_END.finditer(text)]
     return [text[begin:end] for begin, end in pairwise([0, *ends, len(text)]) if begin < end]
 

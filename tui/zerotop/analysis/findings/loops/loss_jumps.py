@@ -287,7 +287,7 @@ class _LossSearch:
         )
 
     def _find_value_before(self, first: int) -> int | None:
-        """Return the index of the last finite value before one."""
+        """Return the index of the last finite value before the one at an index."""
         before = np.flatnonzero(np.isfinite(self.values[:first]))
         return int(before[-1]) if len(before) else None
 

@@ -22,7 +22,7 @@ from zerotop.analysis.stats.change_points import SHIFT_STEPS
 from zerotop.analysis.stats.wander import BLOCK
 from zerotop.recording.samples import Rows
 
-# A level that is as near to the one before a change is the same.
+# A level this near to the one before a change, as a share, counts as the same.
 _BACK_SHARE = 0.1
 # For so long (ns) the line of a change is looked for with each event that has samples; then with the levels only.
 _SAMPLED_NS = 60 * 10**9
@@ -140,7 +140,7 @@ class FollowedShifts:
         return self.measure(shift, one.found._replace(known_ns=known_ns), until_step)
 
     def _join(self, earlier: _Followed, shift: PaceShift, found: FoundLine) -> list[ToldShift]:
-        """Return an earlier change and its near part as one; more of the same load shows in the earlier one's levels."""
+        """Join a change with an earlier one that it continues: the levels of the earlier one then show both."""
         is_part = abs(shift.step - earlier.shift.step) <= NEAR_STEPS
         joined = join_shifts(earlier.shift, shift, found.known_ns) if is_part else None
         if joined is None or joined.added_s * shift.added_s <= 0:

@@ -33,7 +33,7 @@ _SLOWER = FindingKind(
         "These are the times between printed lines with a rising number: {lines_before:,.0f} before and {lines_after:,.0f}"
         " after. Steps are not seen in this job, and so neither their phases nor their lines."
     ),
-    advice="See what the loop does more from there on. While it runs, py-spy shows its lines.",
+    advice="See what else the loop does from there on. While it runs, py-spy shows its lines.",
     fix="py-spy dump --subprocesses --pid {pid}",
 )
 # Words that scripts print before the number of a step of training.
