@@ -34,6 +34,11 @@ def make_logits(folder: Path, sizes: list[list[int]], rows: int = 8, **facts: An
     return recording
 
 
+def test_logits_in_two_types_have_blocks_of_two_sizes(tmp_path: Path) -> None:
+    (finding,) = find_named(make_logits(tmp_path, [[BLOCK + 512, 1], [BLOCK // 2 + 512, 2]]), "logits_peak")
+    assert "take 3 blocks of up to 1.53 GiB with 8 x 1024 x 50,257 elements." in finding.details
+
+
 def test_logits_and_their_copies_own_the_peak(tmp_path: Path) -> None:
     (finding,) = find_named(make_logits(tmp_path, [[BLOCK + 512, 3], [1 << 20, 90]]), "logits_peak")
     assert finding.headline == "Logits take 7.67 GiB of the memory peak of 19.50 GiB in backward"

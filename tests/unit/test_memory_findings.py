@@ -104,6 +104,12 @@ def add_look(folder: Path, why: str, at_ns: int, step: int, blocks: Sequence[Blo
             "In steps 1 to 3, memory peaks in backward: 3.66 GiB of 79.18 GiB",
             "Peak memory of step 4, by line: 1.25 GiB at memory_on_gpu.py:32 in forward,",
         ),
+        (
+            "hand-threads",
+            "peak_owner",
+            "In steps 1 to 3, memory peaks in backward: 4.17 GiB of 140 GiB",
+            "Peak memory of step 4, by line: 2.11 GiB at plants3.py:95.",  # of ten calls below it
+        ),
     ],
 )
 def test_the_lines_that_the_probe_found_on_a_gpu(name: str, finding: str, headline: str, details: str) -> None:

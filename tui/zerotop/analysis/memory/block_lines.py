@@ -81,17 +81,20 @@ class Look:
     def describe_lines(self) -> Text | None:
         """Return a sentence about the lines that have allocated the most; None without any."""
         sums: dict[str, int] = {}
-        texts: dict[str, str] = {}
+        texts: dict[str, set[str]] = {}
         for blocks in self.blocks:
             if blocks.line is not None:
                 sums[blocks.place] = sums.get(blocks.place, 0) + blocks.total_bytes
-                texts.setdefault(blocks.place, blocks.text)
+                texts.setdefault(blocks.place, set()).add(blocks.text)
         largest = sorted(sums, key=lambda place: sums[place], reverse=True)[:_MOST_LINES]
         if not largest:
             return None
         values: dict[str, Any] = {}
         for number, place in enumerate(largest):
-            values |= {f"size{number}": sums[place], f"line{number}": texts[place]}
+            text, *others = sorted(texts[place])
+            if others:  # the calls below the line that all count, and of which none is named
+                text = text.partition(" (")[0]
+            values |= {f"size{number}": sums[place], f"line{number}": text}
         parts = [f"{{size{number}:size}} at {{line{number}}}" for number in range(len(largest))]
         return Text(f"{self.description}, by line: {', '.join(parts)}.", values)
 

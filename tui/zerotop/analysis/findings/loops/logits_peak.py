@@ -29,8 +29,8 @@ _KIND = FindingKind(
     confidence=0.95,
     headline="Logits take {logits_bytes:bytes} of the memory peak of {backward_peak_bytes:bytes} in backward",
     details=(
-        "When backward begins, logits or copies of them take {blocks:count block} of {block_bytes:bytes} with {rows:.0f} x"
-        " {tokens:.0f} x {vocabulary:,.0f} elements[, allocated at {lines}]. The backward of the loss adds two"
+        "When backward begins, logits or copies of them take {blocks:count block} of {most}{block_bytes:bytes} with"
+        " {rows:.0f} x {tokens:.0f} x {vocabulary:,.0f} elements[, allocated at {lines}]. The backward of the loss adds two"
         " more.{default} Gradient checkpointing does not free them."
     ),
     advice=(
@@ -112,5 +112,6 @@ def _find_logits(group: Group, peaks: SettledPeaks, look: FoundLook) -> Iterator
     is_default = lead.engine.library == TRAINER and lead.engine.micro_batch == _DEFAULT_ROWS == rows
     kind = _KIND if rows > 1 else _KIND.with_changes(advice=_ONE_ROW_ADVICE)
     kind = group.keep_saving_advice(kind, look.known_ns)
-    values = {"default": _DEFAULT if is_default else "", "lines": _name_lines(look.look, lead) or None}
+    most = "up to " if min(blocks.size for blocks in found) < largest else ""
+    values = {"most": most, "default": _DEFAULT if is_default else "", "lines": _name_lines(look.look, lead) or None}
     yield kind.at_steps(group, peaks.steps, evidence, known_ns=look.known_ns, **values)

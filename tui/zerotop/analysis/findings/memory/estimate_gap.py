@@ -23,7 +23,7 @@ _KIND = FindingKind(
     name="estimate_gap",
     severity=Severity.INFO,
     confidence=0.9,
-    headline="The GPU held {measured_bytes:bytes} at its peak; DeepSpeed estimates {estimate_bytes:bytes}",
+    headline="The GPU held {measured_bytes:bytes} when most was allocated; DeepSpeed says {estimate_bytes:bytes}",
     details=(
         "Most of the difference is {most}: {difference:bytes} {direction}. At the peak, {place}[{entered}]: model states"
         " {model_bytes:bytes}, {others} {activations_bytes:bytes}, reserved but unallocated"
