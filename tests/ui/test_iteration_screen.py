@@ -36,7 +36,7 @@ from zerotop.ui.iteration.drawing import ShownWaveform, draw_waveform, layout_he
 from zerotop.ui.iteration.labels import describe_bottleneck, describe_left_out
 from zerotop.ui.iteration.overlay_dialog import OverlayDialog
 from zerotop.ui.iteration.screen import IterationScreen
-from zerotop.ui.iteration.table import PhaseLine, choose_lines, draw_phases
+from zerotop.ui.iteration.table import PhaseLine, build_lines, choose_lines, draw_phases
 from zerotop_probe.recording.tables import PROCESSES
 
 
@@ -83,7 +83,7 @@ async def test_the_story_in_one_sentence() -> None:
     async with open_app(recordings.open_recording("story")) as screen:
         text = screen.read_text()
         assert "Iteration 2.67 s · median of 3, steps 11–13 · 4 ranks" in text
-        assert re.search(r"GPUs idle 1\.[67]\d s of 2\.67 s while 62 cores run the optimizer", text)
+        assert re.search(r"GPUs idle 1\.[67]\d s of 2\.67 s, 1\.[67]\d s of it while 62 cores run the optimizer", text)
         for words in ("backward", "cpu optim", "next iteration", "GPU %", "CPU/64", "power W", "Phases ms"):
             assert words in text, words
 
@@ -104,6 +104,13 @@ def test_the_verdict_follows_the_evidence(name: str, words: str, style: str) -> 
     text, how = describe_bottleneck(fold_of(name), BLOCKS)
     assert words in text
     assert how == style
+
+
+@pytest.mark.parametrize("name", ["story", "z2-offload", "hand-threads"])
+def test_the_idle_time_in_the_verdict_is_the_tables_total(name: str) -> None:
+    fold = fold_of(name)
+    whole = build_lines(fold, None)[-1]
+    assert f"{format_duration(whole.idle_s)} of {format_duration(fold.iteration_s)}" in describe_bottleneck(fold, BLOCKS)[0]
 
 
 def test_long_iterations_that_differ_are_reported_by_their_mean() -> None:
