@@ -202,7 +202,7 @@ def test_sentences_about_skew() -> None:
     late = Skew(44, 20, 8, RankMetric.DATA, 3, 0.31, 0.02, 2.75, 0.31, 0.31, 44)
     assert describe_skew(late, 3, 8) == (
         "Rank 3 delays the others by 310 ms (11 % of an iteration) in each step since step 20:"
-        " it spends 310 ms for its data, the others 20.0 ms.",
+        " it averages 310 ms for its data, the others 20.0 ms.",
         "Rank 3 delays the others by 310 ms (11 %) for its data.",
         True,
     )
@@ -211,7 +211,7 @@ def test_sentences_about_skew() -> None:
         " it spends 1.50 s between the phases, the other one 500 ms."
     )
     few = replace(late, since_step=None, timed_steps=12)
-    assert ", estimated from 12 of the last 44 steps: it spends" in describe_skew(few, 3, 8)[0]
+    assert ", estimated from 12 of the last 44 steps: it averages" in describe_skew(few, 3, 8)[0]
     assert ", estimated from 12 of the 44 steps since step 20: " in describe_skew(replace(few, since_step=20), 3, 8)[0]
     early = replace(late, delay_s=0.01)  # it makes up for its data in another phase: nobody waits for it
     assert describe_skew(early, 3, 8)[0].startswith(
@@ -264,7 +264,7 @@ def test_figures_are_of_the_steps_since_a_rank_began_to_delay_the_other() -> Non
 
 
 def test_a_finding_about_a_late_rank_is_of_the_steps_that_figures_are_of() -> None:
-    """Its first five steps showed 119 ms, or 49 % of an iteration; those since then 121 ms and 56 %."""
+    """Its first five steps showed 119 ms, or 49 % of an iteration; means of those since then are 121 ms and 56 %."""
     source = open_searched("held-straggler")
     frame = Viewer(source, None, lambda: 0.0).make_frame()
     (late,) = (finding for finding in frame.findings if finding.name == "straggler")
@@ -274,6 +274,20 @@ def test_a_finding_about_a_late_rank_is_of_the_steps_that_figures_are_of() -> No
     assert skew.since_step == late.step
     assert late.evidence["late_s"] == pytest.approx(skew.delay_s, abs=0.0015)
     assert late.cost == pytest.approx(skew.delay_share, abs=0.025)
+    assert late.headline == "Rank 0 delays each iteration by 120 ms (54 %) from step 12 on"
+    long, short, _ = describe_skew(skew, 0, 2)
+    assert long.startswith(
+        "Rank 0 delays the other one by 120 ms (54 % of an iteration) from step 12 on: it averages 121 ms "
+    )
+    assert short == "Rank 0 delays the other one by 120 ms (54 %) between the phases."
+
+
+def test_a_delay_that_differs_from_the_told_one_has_its_own_number(three_ranks: Path) -> None:
+    processes = RecordingSource(read_recording(three_ranks)).rank_steps
+    for late_s, said in ((0.1, "by 100 ms (11 %"), (0.4, "by 93.4 ms (9 %"), (math.nan, "by 93.4 ms (9 %")):
+        delays = (RankDelay(1, 0, 0, late_s, 0.11),)
+        skew = find_skew(RankMatrices().matrix_at(processes, 2**62, 64, meets_in_forward=False, delays=delays))
+        assert said in describe_skew(skew, 1, 3)[0]
 
 
 def test_sentence_table_and_map_are_of_the_same_steps() -> None:

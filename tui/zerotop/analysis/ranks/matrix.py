@@ -68,6 +68,7 @@ class RankMatrix:
     recent_count: int = 0  # number of newest steps that belong together; figures are of them
     is_delayed: bool = False  # they are the steps since a rank began to delay the others
     meets_in_forward: bool = False  # ranks wait for each other in the forward, too
+    delays: tuple[RankDelay, ...] = ()  # known at the cursor
 
     @property
     def recent_steps(self) -> Ints:
@@ -178,7 +179,7 @@ class RankMatrices:
             matrix = _build_matrix(attempt, counts, max(1, columns), meets_in_forward)
             delayed = next((count for delay in reversed(delays) if (count := _count_delayed(matrix, delay))), None)
             recent = min(delayed or RECENT_STEPS, _count_after_skipping(matrix.skipped), _count_after_start(matrix))
-            self._last = replace(matrix, recent_count=recent, is_delayed=delayed is not None)
+            self._last = replace(matrix, recent_count=recent, is_delayed=delayed is not None, delays=delays)
         return self._last
 
 

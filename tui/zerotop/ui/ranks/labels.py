@@ -53,10 +53,12 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
     others = "the other one" if ranks == 2 else "the others"
     own, usual = format_duration(skew.own_s), format_duration(skew.usual_s)
     share, phase = format_percent(skew.iteration_share), _PHASE_PHRASES[skew.metric]
-    spends = f"it spends {own} {phase}, {others} {usual}"
     if skew.is_waited_for:
-        what, share = f"Rank {rank} delays {others} by {format_duration(skew.delay_s)}", format_percent(skew.delay_share)
-        text = f"{what} ({share} of an iteration){_name_steps(skew)}: {spends}."
+        delay_s, delay_share = (skew.told.late_s, skew.told.share) if skew.told else (skew.delay_s, skew.delay_share)
+        what, share = f"Rank {rank} delays {others} by {format_duration(delay_s)}", format_percent(delay_share)
+        steps = f" from step {skew.told.step} on" if skew.told else _name_steps(skew)
+        takes = "averages" if skew.steps > 1 else "spends"
+        text = f"{what} ({share} of an iteration){steps}: it {takes} {own} {phase}, {others} {usual}."
         on_average = "" if skew.is_in_each else " on average"
         return text, f"{what}{on_average} ({share}) {phase}.", skew.delays_others
     if skew.is_effect:
