@@ -124,7 +124,7 @@ def test_the_colours_of_free_memory_rise_with_it_as_in_all_maps(three_ranks: Pat
 def test_the_table(three_ranks: Path) -> None:
     rows = draw_table(make_picture(three_ranks, rank=1), 46, 13, BLOCKS)
     assert [row_text(row).rstrip() for row in rows] == [
-        "Rank 1 node000 ──────── rank ── median ── diff",
+        "Rank 1 node000 ──────── rank ── others ── diff",
         "  delays others     93.4 ms    0.0 ms     more",
         "  iteration         1.00 s    1.00 s       0 %",
         "■ data               103 ms      9 ms      ×11",
@@ -310,7 +310,7 @@ def test_sentence_table_and_map_are_of_the_same_steps() -> None:
     timed, steps = picture.matrix.figured_steps, picture.matrix.recent_count
     assert timed < steps
     assert f"estimated from {timed} of the last {steps} steps" in " ".join(" ".join(read_map(drawn)).split())
-    assert any(f"estimated from {timed} of steps" in row_text(row) for row in draw_table(picture, 46, 13, BLOCKS))
+    assert any(f"≈ estimated from {timed} of them" in row_text(row) for row in draw_table(picture, 46, 13, BLOCKS))
     titles = [row for row in read_map(drawn) if "delays others ms" in row]
     assert all(title.endswith("+") for title in titles)  # the pauses are beyond the colours, which would hide all else
 
@@ -358,7 +358,23 @@ def test_the_table_always_says_which_steps_it_is_of() -> None:
     source = RecordingSource(open_recording("hand-rank0"))
     picture = Ranking(source).make_picture(Viewer(source, None, lambda: 0.0).make_frame(), 60)
     for width, height in ((80, 5), (80, 30), (46, 5), (46, 30)):
-        assert any("19 of steps 236–299" in row_text(row) for row in draw_table(picture, width, height, BLOCKS))
+        rows = [row_text(row) for row in draw_table(picture, width, height, BLOCKS)]
+        assert any("steps 236–299" in row for row in rows)
+        assert any("≈ estimated from 19 of" in row for row in rows)
+
+
+@pytest.mark.parametrize(("name", "is_estimate"), [("hand-rank0", True), ("hand-threads", True), ("held-straggler", False)])
+def test_estimated_figures_are_marked_in_the_table_and_beside_the_map(name: str, is_estimate: bool) -> None:
+    source = RecordingSource(open_recording(name))
+    picture = Ranking(source).make_picture(Viewer(source, None, lambda: 0.0).make_frame(), 60)
+    rows = [row_text(row) for row in draw_table(picture, 46, 30, BLOCKS)]
+    for label, is_marked in (("between phases", is_estimate), ("iteration", False), ("CPU cores", False)):
+        (row,) = (row for row in rows if label in row)
+        assert ("≈" in row) is is_marked
+    assert any("others: medians" in row for row in rows)
+    drawn = draw_map(picture, 90, 40, ASCII)
+    (section,) = (section for _, section in drawn.sections if section.metric is RankMetric.OTHER)
+    assert any("~" in row_text(row) for row in section.draw_rows()) is is_estimate
 
 
 def test_colours_of_a_time_that_few_steps_have_reach_up_to_it() -> None:

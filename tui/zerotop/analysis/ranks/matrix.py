@@ -117,6 +117,14 @@ class RankMatrix:
         times[RankMetric.WAIT] = _compute_waits(times, self.meets_in_forward)
         return times
 
+    @cached_property
+    def estimated_metrics(self) -> frozenset[RankMetric]:
+        """The metrics whose figures are not only of recorded values: see :attr:`figured_times`."""
+        if not self.times or not self.has_phases:
+            return frozenset()
+        pairs = ((metric, self.cut_recent(self.times[metric]), values) for metric, values in self.figured_times.items())
+        return frozenset(metric for metric, own, values in pairs if not np.array_equal(own, values, equal_nan=True))
+
     @property
     def has_phases(self) -> bool:
         """Whether the phases of any recent step are known."""

@@ -10,6 +10,7 @@ from zerotop.analysis.ranks.outliers import ALIKE_SHARE, WARNING_SHARE, Skew
 from zerotop.ui.charts import choose_scale
 from zerotop.ui.drawing.formatting import format_duration, format_fixed
 
+ESTIMATE_MARK = "≈"
 _PHASE_PHRASES = {
     RankMetric.DATA: "for its data",
     RankMetric.OTHER: "between the phases",
@@ -29,6 +30,12 @@ def choose_unit(metric: RankMetric, largest: float) -> tuple[str, float]:
 def format_figure(value: float, largest: float, width: int) -> str:
     """Format a value with the decimals that suit values up to ``largest``, both in the same unit."""
     return format_fixed(value, 2 if largest < 9.995 else 1 if largest < 99.95 else 0, width)
+
+
+def format_estimate(value: float, largest: float, width: int, *, is_estimate: bool) -> str:
+    """Format a value as :func:`format_figure` does, with a mark if it is an estimate."""
+    text = format_figure(value, largest, width)
+    return f"{ESTIMATE_MARK}{text.strip()}".rjust(width) if is_estimate and text.startswith(" ") else text
 
 
 def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str, str, bool]:
