@@ -11,7 +11,7 @@ import pytest
 from memory_recording import make_reading
 from small_recording import BEGIN_NS, make_identity, make_span, read_recording, write_table
 from zerotop.analysis.findings import Finding, detect_findings
-from zerotop.analysis.findings.support.steps.growing_batches import GrowingBatches, spread_sizes
+from zerotop.analysis.findings.support.steps.growing_batches import BatchHistory, spread_sizes
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import ALLOCATOR, BOUNDARY, SPANS
@@ -93,13 +93,6 @@ def test_a_slowdown_while_batches_grow_is_still_told(tmp_path: Path) -> None:
     assert found["iteration_shift"].step == 100
 
 
-def make_growth(sizes: list[int]) -> GrowingBatches:
-    growth = GrowingBatches()
-    for step, size in enumerate(sizes, 1):
-        growth.add_step(size, step)
-    return growth
-
-
 @pytest.mark.parametrize(
     ("sizes", "is_planned"),
     [
@@ -114,7 +107,14 @@ def make_growth(sizes: list[int]) -> GrowingBatches:
     ids=["jumps", "each step", "a smaller last batch", "one jump", "at once", "back", "any size"],
 )
 def test_only_sizes_that_never_shrink_are_planned(sizes: list[int], *, is_planned: bool) -> None:
-    assert make_growth(sizes).is_planned is is_planned
+    """However many steps are read at once."""
+    for piece in (1, 7, len(sizes)):
+        history = BatchHistory()
+        for begin in range(0, len(sizes), piece):
+            part = np.array(sizes[begin : begin + piece])
+            history.add_steps(part, begin + 1 + np.arange(len(part)))
+        assert history.after(len(sizes)).is_planned is is_planned
+        assert history.after(0).is_planned is False
 
 
 def test_counted_steps_have_the_size_of_both_neighbours() -> None:
