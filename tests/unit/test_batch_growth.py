@@ -10,7 +10,7 @@ import pytest
 
 from memory_recording import make_reading
 from small_recording import BEGIN_NS, make_identity, make_span, read_recording, write_table
-from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.analysis.findings import Finding, begin_detection, detect_findings
 from zerotop.analysis.findings.support.steps.growing_batches import BatchHistory, spread_sizes
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.recording import events
@@ -91,6 +91,19 @@ def test_a_slowdown_while_batches_grow_is_still_told(tmp_path: Path) -> None:
     found = find(tmp_path, "jumps", slower=lambda step: 1.0 if step < 100 else 2.0)
     assert "Time per token rose by 100 %." in found["batch_growth"].details
     assert found["iteration_shift"].step == 100
+
+
+@pytest.mark.parametrize("sizes", ["jumps", "each step"])
+def test_growth_is_told_alike_however_often_it_is_looked_for(tmp_path: Path, sizes: str) -> None:
+    record(tmp_path, SIZES[sizes], slower=lambda step: 1.0)
+    recording = read_recording(tmp_path)
+    told = []
+    for looks in (1, 3, STEPS):
+        detection = begin_detection(recording)
+        for look in range(1, looks + 1):
+            detection.update(recording.begin_ns + (recording.end_ns - recording.begin_ns) * look // looks)
+        told.append([one for one in detection.ordered_findings if one.name == "batch_growth"])
+    assert told[0] == told[1] == told[2] != []
 
 
 @pytest.mark.parametrize(
