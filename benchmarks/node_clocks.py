@@ -186,7 +186,7 @@ def _send(source: Path, url: str, key: JobKey) -> None:
         return await connect_nats(url, key)
 
     try:
-        sender = Forwarder(str(source), source.name, key, connect, job=played_nodes.EndlessJob(), tell=lambda _: None)
+        sender = Forwarder(str(source), source.name, key, connect, job=played_nodes.EndlessJob(source), tell=lambda _: None)
         asyncio.run(sender.run())
     finally:
         os._exit(1)

@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 import growing_recording
 from zerotop.commands.nodes.forwarder import Forwarder
 from zerotop.commands.nodes.link import Link, connect_nats
+from zerotop.commands.nodes.local_job import LocalJob
 from zerotop.commands.nodes.messages import TOKEN_VARIABLE, JobKey, is_reduced_file
 from zerotop_probe.recording import segments
 from zerotop_probe.recording.tables import TABLES
@@ -190,7 +191,7 @@ JOB = "bench"
 COLLECTED = "collected"
 
 
-class EndlessJob:
+class EndlessJob(LocalJob):
     def is_over(self) -> bool:
         return False
 
@@ -205,7 +206,7 @@ async def send(folder: Path, url: str, hosts: list[str]) -> None:
     async def connect() -> Link:
         return await connect_nats(url, key)
 
-    senders = [Forwarder(str(folder / host), host, key, connect, job=EndlessJob(), tell=print) for host in hosts]
+    senders = [Forwarder(str(folder / host), host, key, connect, job=EndlessJob(folder), tell=print) for host in hosts]
     tasks = [asyncio.create_task(sender.run()) for sender in senders]
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, tasks[-1].cancel)
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -512,7 +512,8 @@ async def test_markup_in_recorded_text_is_drawn_literally(glyphs: object, monkey
 
     def view_at(cursor_ns: int | None) -> LiveView:
         view = whole(cursor_ns)
-        job = replace(view.job, name=NASTY, command=(NASTY, NASTY), model=NASTY, notices=(NASTY,))
+        engine = replace(view.job.engine, model=NASTY)
+        job = replace(view.job, name=NASTY, command=(NASTY, NASTY), engine=engine, notices=(NASTY,))
         return replace(view, job=job, output=(NASTY,) * 5)
 
     monkeypatch.setattr(seen.source, "view_at", view_at)

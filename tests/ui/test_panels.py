@@ -62,7 +62,7 @@ def test_the_share_of_the_peak_is_seen_where_there_is_room() -> None:
     view = view_at("story", 64.0)
     assert "MFU 3.0 %" in read_texts(draw_header(view, BADGE, 160, 2, BLOCKS))[1].replace("   ", " ")
     # Of groups of ranks that share a replica the recording has parts of the parameters.
-    in_groups = replace(view, job=replace(view.job, replicas=2))
+    in_groups = replace(view, job=replace(view.job, engine=replace(view.job.engine, replicas=2)))
     assert "MFU" not in read_texts(draw_header(in_groups, BADGE, 160, 2, BLOCKS))[1]
 
 

@@ -109,10 +109,12 @@ def find_cause(
     first_of_step = np.cumsum(counts) - counts
     spans["rows"][first_of_step], spans["flags"][first_of_step + 1] = -1, tables.EVAL
     before, after = np.split(steps, [len(before)])
-    process = SimpleNamespace(
+    process: Any = SimpleNamespace(
         engine=EngineFacts(engine),
         source=SimpleNamespace(offset_ns=0),
         events_of=lambda kind: [],
+        derive=lambda make: make(process),
+        phased_steps=steps,
         phased_steps_until=lambda known_ns: steps,
         read_phases=lambda begin_ns, end_ns, name: SimpleNamespace(rows=spans),
     )

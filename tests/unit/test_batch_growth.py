@@ -10,8 +10,8 @@ import pytest
 
 from memory_recording import make_reading
 from small_recording import BEGIN_NS, make_identity, make_span, read_recording, write_table
-from zerotop.analysis.findings import Finding, detect_findings
-from zerotop.analysis.findings.support.steps.growing_batches import GrowingBatches, spread_sizes
+from zerotop.analysis.findings import Finding, begin_detection, detect_findings
+from zerotop.analysis.findings.support.steps.growing_batches import BatchHistory, spread_sizes
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import ALLOCATOR, BOUNDARY, SPANS
@@ -93,11 +93,17 @@ def test_a_slowdown_while_batches_grow_is_still_told(tmp_path: Path) -> None:
     assert found["iteration_shift"].step == 100
 
 
-def make_growth(sizes: list[int]) -> GrowingBatches:
-    growth = GrowingBatches()
-    for step, size in enumerate(sizes, 1):
-        growth.add_step(size, step)
-    return growth
+@pytest.mark.parametrize("sizes", ["jumps", "each step"])
+def test_growth_is_told_alike_however_often_it_is_looked_for(tmp_path: Path, sizes: str) -> None:
+    record(tmp_path, SIZES[sizes], slower=lambda step: 1.0)
+    recording = read_recording(tmp_path)
+    told = []
+    for looks in (1, 3, STEPS):
+        detection = begin_detection(recording)
+        for look in range(1, looks + 1):
+            detection.update(recording.begin_ns + (recording.end_ns - recording.begin_ns) * look // looks)
+        told.append([one for one in detection.ordered_findings if one.name == "batch_growth"])
+    assert told[0] == told[1] == told[2] != []
 
 
 @pytest.mark.parametrize(
@@ -114,7 +120,14 @@ def make_growth(sizes: list[int]) -> GrowingBatches:
     ids=["jumps", "each step", "a smaller last batch", "one jump", "at once", "back", "any size"],
 )
 def test_only_sizes_that_never_shrink_are_planned(sizes: list[int], *, is_planned: bool) -> None:
-    assert make_growth(sizes).is_planned is is_planned
+    """However many steps are read at once."""
+    for piece in (1, 7, len(sizes)):
+        history = BatchHistory()
+        for begin in range(0, len(sizes), piece):
+            part = np.array(sizes[begin : begin + piece])
+            history.add_steps(part, begin + 1 + np.arange(len(part)))
+        assert history.after(len(sizes)).is_planned is is_planned
+        assert history.after(0).is_planned is False
 
 
 def test_counted_steps_have_the_size_of_both_neighbours() -> None:

@@ -38,6 +38,7 @@ from zerotop.commands.nodes.collected_folder import NodeFiles, OutOfStep
 from zerotop.commands.nodes.collector import Collector, prepare_folder
 from zerotop.commands.nodes.forwarder import Forwarder
 from zerotop.commands.nodes.link import Link, LinkError, connect_nats
+from zerotop.commands.nodes.local_job import LocalJob
 from zerotop.commands.nodes.messages import BadMessage, FileChange, JobKey
 from zerotop.commands.nodes.sent_files import SentFiles
 from zerotop.recording.reader import Recording
@@ -72,10 +73,13 @@ class WrongAnswers:
         pass
 
 
-class EndedJob:
+class EndedJob(LocalJob):
     """A job that has ended; counts how often it was asked to stop."""
 
     stops = 0
+
+    def __init__(self) -> None:
+        super().__init__(Path("recording"))
 
     def is_over(self) -> bool:
         return True
@@ -91,6 +95,7 @@ class ObedientJob(EndedJob):
     """A job that ends with its last order; remembers which it has carried out."""
 
     def __init__(self, orders: int = 0) -> None:
+        super().__init__()
         self.carried_out: list[Mapping[str, Any]] = []
         self.orders = orders
 

@@ -23,6 +23,7 @@ from zerotop.commands.nodes import forwarder, messages
 from zerotop.commands.nodes.collector import Collector, prepare_folder
 from zerotop.commands.nodes.forwarder import Forwarder
 from zerotop.commands.nodes.link import Link, LinkError
+from zerotop.commands.nodes.local_job import LocalJob
 from zerotop.commands.nodes.messages import JobKey
 from zerotop.commands.publishing import publisher
 from zerotop.recording.reader import Recording
@@ -43,10 +44,11 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collectors, "_POLL_S", 0.01)
 
 
-class Node:
+class Node(LocalJob):
     """A node whose job ends when ``has_ended`` is set; notes which bytes of which file it sends."""
 
     def __init__(self, folder: Path, collector: Collector, host: str) -> None:
+        super().__init__(folder / host)
         self.host, self.collector, self.source, self.has_ended = host, collector, folder / host, False
         directory.create_recording(["python", "train.py"], path=str(self.source))
         self.sent: list[tuple[str, int, int]] = []

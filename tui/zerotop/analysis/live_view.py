@@ -38,12 +38,13 @@ class JobState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Job(EngineSummary):
-    """The job, and the first engine or loop that trains in it."""
+class Job:
+    """The job, and what trains in it."""
 
     name: str
     command: tuple[str, ...]
     launcher: str
+    engine: EngineSummary  # the first engine or loop
     state: JobState
     exit_code: int | None
     exit_text: str  # one sentence on how it ended, or what it waits for

@@ -90,7 +90,7 @@ def _iter_step_charts(report: RecordingReport) -> Iterator[Chart]:
     if (is_unknown := np.isnan(phases["other"]) & ~np.isnan(seconds)).any():  # of counted steps
         phases["unknown"] = np.where(is_unknown, seconds, 0.0)
     factor, unit = (1e3, "ms") if np.nanmax(seconds) < 0.5 else (1.0, "s")
-    labels = {"other": report.view.job.outside_text}
+    labels = {"other": report.view.job.engine.outside_text}
     colours = {"unknown": "free"}
     series = [
         _build_series(labels.get(name, name), values * factor, colours.get(name, f"phase-{name}"))

@@ -51,7 +51,7 @@ def write_recording_page(report: RecordingReport) -> str:
 def _build_header(report: RecordingReport) -> Element:
     began = datetime.fromtimestamp(report.begin_ns / 1e9).astimezone()
     job = report.view.job
-    setup = job.describe_engine() if job.has_begun else ""
+    setup = job.engine.describe_engine() if job.engine.has_begun else ""
     facts = f"{began:%d %B %Y, %H:%M %Z}".lstrip("0")
     return build_header("report", report.name, report.verdict, ". ".join(filter(None, (setup, facts))))
 

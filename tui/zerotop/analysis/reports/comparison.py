@@ -75,10 +75,10 @@ def compare_setup(sides: Sides) -> Iterator[Measure]:
     for name, fact in facts.items():
         yield Measure("Setup", name, Unit.TEXT, tuple(_format_value(getattr(side.engine, fact)) for side in sides))
     for name in ("micro_batch", "gradient_accumulation"):
-        counts = tuple(_format_value(getattr(side.view.job, name)) for side in sides)
+        counts = tuple(_format_value(getattr(side.view.job.engine, name)) for side in sides)
         yield Measure("Setup", name.removeprefix("gradient_").replace("_", "-"), Unit.TEXT, counts)
     others: dict[str, ReadValue] = {
-        "computes in": lambda side: side.view.job.short_precision if side.view.job.is_loop else None,
+        "computes in": lambda side: side.view.job.engine.short_precision if side.view.job.engine.is_loop else None,
         "optimizer": lambda side: _format_value(side.engine.inner_optimizer or side.engine.optimizer),
         "allocator": _describe_allocator,
         "GPUs": _describe_gpus,
@@ -146,7 +146,7 @@ def _compare_times(sides: Sides) -> Iterator[Measure]:
     if any("unknown" in side.view.iterations.phase_s for side in sides):
         # Phases add up to the time of the steps in which they were recorded.
         yield Measure(section, "steps with phases", Unit.SECONDS, tuple(map(_compute_phased, sides)))
-    names = dict.fromkeys(side.view.job.outside_text for side in sides)
+    names = dict.fromkeys(side.view.job.engine.outside_text for side in sides)
     outside = next(iter(names)) if len(names) == 1 else "outside the phases"
     for phase in ("data", "forward", "backward", "step", "other"):
         medians = tuple(_drop_empty(_compute_median(side, _view_one_rank(side).phase_s.get(phase))) for side in sides)

@@ -25,7 +25,7 @@ def summarize_recording(recording: Recording) -> str:
     source = run.source
     view = source.view_at(None)
     lines = [
-        view.job.describe_engine(),
+        view.job.engine.describe_engine(),
         *_describe_steps(view, source.job_steps),
         *_describe_peaks(source.recording.at(view.cursor_ns), view),
         *_describe_cost(view),

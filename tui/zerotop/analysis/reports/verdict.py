@@ -55,7 +55,7 @@ def build_verdict(source: RecordingSource, findings: Sequence[FindingCost], fail
         outcome = Outcome.WARNING
     sentences = [
         *((failure.why, f"What to do: {failure.advice}") if failure is not None else ()),
-        *describe_pace(source.job_steps, source.job_tokens, view.job.batch_step),
+        *describe_pace(source.job_steps, source.job_tokens, view.job.engine.batch_step),
         *describe_memory(view),
         _describe_costliest(costly, view) if costly is not None or failure is None else "",
         view.cost_sentence,

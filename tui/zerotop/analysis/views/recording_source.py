@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.engine import measure_batch, parse_engine, read_first_engine
+from zerotop.analysis.engine import EngineSummary, measure_batch, parse_engine, read_first_engine
 from zerotop.analysis.findings import Finding
 from zerotop.analysis.live_view import Iterations, Job, JobState, LiveView, Progress
 from zerotop.analysis.prices import HourlyPrice, read_price
@@ -253,10 +253,10 @@ class RecordingSource:
             name=self.recording.name,
             command=_shorten_command(info.get("command") or ()),
             launcher=read_launcher(self.recording.at(cursor)),
+            engine=EngineSummary(**parse_engine(facts) | measure_batch(facts, self._find_lead_steps(cursor))),
             state=state,
             exit_code=code,
             exit_text=text,
-            **parse_engine(facts) | measure_batch(facts, self._find_lead_steps(cursor)),
             notices=describe_notices(self.recording.at(cursor), losses, self._steps.rank_steps),
             prints_here=not self.recording.events_of(Attached, cursor),
             price=self._price,

@@ -11,14 +11,15 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from zerotop.commands.common.errors import describe_error
 from zerotop.commands.common.node_orders import WAY_S
 from zerotop.commands.nodes import messages
 from zerotop.commands.nodes.clocks import Alignment
 from zerotop.commands.nodes.link import Connect, Link, LinkError
+from zerotop.commands.nodes.local_job import LocalJob
 from zerotop.commands.nodes.messages import BadMessage, JobKey
 from zerotop.commands.nodes.sent_files import Batch, SentFiles
 from zerotop_probe.recording.directory import read_recording_info
@@ -41,19 +42,6 @@ _USABLE_ERROR_NS, _BUSY_PAUSE_S = 1_000_000, 0.1
 _LOOK_S = 1.0
 PATIENCE_S = 30.0
 """How long after the end of the job to try without success."""
-
-
-class LocalJob(Protocol):
-    """The job that a recording is of, on this node."""
-
-    def is_over(self) -> bool:
-        """Whether nothing more will be recorded. May raise OSError."""
-
-    def stop(self) -> None:
-        """Ask it to stop; again, with the next stronger signal. Raise OSError."""
-
-    def carry_out(self, order: Mapping[str, Any]) -> tuple[list[str], bool]:
-        """Carry out an order; return sentences and whether that succeeded. May take seconds. Raise OSError, ValueError."""
 
 
 class Forwarder:

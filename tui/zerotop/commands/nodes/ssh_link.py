@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from zerotop.commands.common.errors import FAILED
 from zerotop.commands.common.exit_messages import write_messages
 from zerotop.commands.nodes.collector import Collector
-from zerotop.commands.nodes.forwarder import Forwarder, LocalJob
+from zerotop.commands.nodes.forwarder import Forwarder
 from zerotop.commands.nodes.link import Handler, Link, LinkError
+from zerotop.commands.nodes.local_job import LocalJob
 from zerotop.commands.nodes.messages import JobKey
 from zerotop.commands.nodes.node_part import end_part, lock_part
 from zerotop_probe.outside.attaching import ssh

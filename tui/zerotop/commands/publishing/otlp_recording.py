@@ -49,7 +49,7 @@ def _send_spans(run: RecordedRun, said: Sequence[str]) -> int:
     root = tracer.start_span(
         "job",
         start_time=run.source.begin_ns,
-        attributes=_drop_unknown({"command": list(job.command), "exit_code": job.exit_code, "model": job.model}),
+        attributes=_drop_unknown({"command": list(job.command), "exit_code": job.exit_code, "model": job.engine.model}),
     )
     context, steps, count = set_span_in_context(root), _iter_steps(run), 0
     while batch := list(islice(steps, _BATCH)):

@@ -161,7 +161,7 @@ class FrameBuilder:
         told = tuple(filter(is_told, findings))
         key = len(told), source.end_ns
         if self._summary is None or self._summary[0] != key:
-            batch_step = source.view_at(None).job.batch_step
+            batch_step = source.view_at(None).job.engine.batch_step
             summary = summarize_end(told, source.job_steps, source.job_tokens, source.end_ns, batch_step)
             self._summary = key, replace(summary, past=self._describe_past())
         return self._summary[1]

@@ -140,6 +140,10 @@ class MonitorScreen(Screen[None]):
         """Return the failure that this screen explains; others have one line about it."""
         return None
 
+    def find_shown_fix(self) -> str:
+        """Return the fix under the header if it counts more than the numbers of this screen; else ""."""
+        return ""
+
     def compose(self) -> ComposeResult:
         glyphs = self.glyphs
         header, notices = panels.Header(glyphs, id="header"), panels.Notices(glyphs, self.find_post_mortem, id="notices")

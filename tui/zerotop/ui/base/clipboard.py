@@ -9,6 +9,7 @@ from textual.screen import Screen
 
 from zerotop.analysis.live_view import Iterations
 from zerotop.analysis.text_tables import format_tsv
+from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.frame_widget import RowWidget
 
 
@@ -20,18 +21,10 @@ class Copyable(Protocol):
         """Return the text for the clipboard."""
 
 
-@runtime_checkable
-class FixShowing(Protocol):
-    """A screen on which the fix under the header counts more than its numbers."""
-
-    def find_shown_fix(self) -> str:
-        """Return the fix that is shown, "" if there is none."""
-
-
 def collect_copy_text(screen: Screen[Any]) -> str:
     """Return the text to copy from a screen, "" if there is none."""
     is_focused = isinstance(screen.focused, RowWidget)
-    if not is_focused and isinstance(screen, FixShowing) and (fix := screen.find_shown_fix()):
+    if not is_focused and isinstance(screen, MonitorScreen) and (fix := screen.find_shown_fix()):
         return fix
     panel = _find_panel(screen)
     if isinstance(panel, Copyable):

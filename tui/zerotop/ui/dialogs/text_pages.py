@@ -69,7 +69,7 @@ def _join_digits(keys: list[str]) -> list[str]:
 
 def build_job_page(view: LiveView, glyphs: Glyphs) -> Group:
     """Build a page about the job, its engine and its hosts, with all notices in full."""
-    job = view.job
+    job, engine = view.job, view.job.engine
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True, style="bold")
     facts.add_column()
@@ -78,11 +78,14 @@ def build_job_page(view: LiveView, glyphs: Glyphs) -> Group:
         ("command", shlex.join(job.command)),
         ("launcher", job.launcher),
         ("state", _describe_state(job)),
-        ("model", labels.format_model(job)),
-        ("optimizer" if job.is_loop and not job.parallelism else "training" if job.is_loop else "stage", job.setup_text),
-        ("library", job.library),
-        ("offload", labels.format_offload(job, glyphs) or ("none" if job.zero_stage is not None else "")),
-        ("dtype", job.precision_text),
+        ("model", labels.format_model(engine)),
+        (
+            "optimizer" if engine.is_loop and not engine.parallelism else "training" if engine.is_loop else "stage",
+            engine.setup_text,
+        ),
+        ("library", engine.library),
+        ("offload", labels.format_offload(engine, glyphs) or ("none" if engine.zero_stage is not None else "")),
+        ("dtype", engine.precision_text),
         ("batch", _format_batch(view)),
         ("hosts", "\n".join(_format_host(host.name, host.cores, host.memory_limit_bytes) for host in view.hosts)),
     ):
@@ -99,16 +102,16 @@ def _describe_state(job: Job) -> str:
 
 
 def _format_batch(view: LiveView) -> str:
-    job = view.job
+    engine = view.job.engine
     parts = (
-        ("micro-batch", job.micro_batch),
-        ("accumulation", job.gradient_accumulation),
-        ("ranks", job.ranks),
-        ("data-parallel groups", job.batch_ranks if job.batch_ranks != job.ranks else None),
-        ("stages", job.stages),
+        ("micro-batch", engine.micro_batch),
+        ("accumulation", engine.gradient_accumulation),
+        ("ranks", engine.ranks),
+        ("data-parallel groups", engine.batch_ranks if engine.batch_ranks != engine.ranks else None),
+        ("stages", engine.stages),
     )
     batch = ", ".join(f"{name} {number}" for name, number in parts if number is not None)
-    return batch if job.batch_step is None else f"{batch}, from step {job.batch_step} on"
+    return batch if engine.batch_step is None else f"{batch}, from step {engine.batch_step} on"
 
 
 def _format_host(name: str, cores: int, memory: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from zerotop.analysis.engine import DEVICE_NAMES
+from zerotop.analysis.engine import DEVICE_NAMES, EngineSummary
 from zerotop.analysis.formatting import format_count, pluralize
 from zerotop.analysis.live_view import Iterations, Job, JobState, LiveView
 from zerotop.recording.moments.process_exits import find_signal_name
@@ -82,9 +82,9 @@ def rank_name(rank: int, *, short: bool = False) -> str:
     return str(rank) if short else f"rank {rank}"
 
 
-def format_offload(job: Job, glyphs: Glyphs) -> str:
+def format_offload(engine: EngineSummary, glyphs: Glyphs) -> str:
     """Return the offload targets: ``optimizer→CPU``, ``params+optimizer→CPU``; empty without offload."""
-    optimizer, parameters = (_format_device(job.offload_optimizer), _format_device(job.offload_parameters))
+    optimizer, parameters = (_format_device(engine.offload_optimizer), _format_device(engine.offload_parameters))
     if optimizer and optimizer == parameters:
         return f"params+optimizer{glyphs.arrow}{optimizer}"
     targets = (("params", parameters), ("optimizer", optimizer))
@@ -95,28 +95,28 @@ def _format_device(device: str | None) -> str:
     return "" if device in (None, "", "none") else DEVICE_NAMES.get(str(device), str(device))
 
 
-def format_batch(job: Job, glyphs: Glyphs, *, short: bool = False) -> str:
+def format_batch(engine: EngineSummary, glyphs: Glyphs, *, short: bool = False) -> str:
     """Return ``micro-batch 2 × accumulation 1 × 8 ranks``, or ``mb2 ga1 ×8`` if short.
 
     A batch that changed is followed by ``from step 60 on``, if short by ``from 60``.
     """
-    if job.micro_batch is None and job.gradient_accumulation is None:
-        return format_count(job.ranks, "rank") if job.ranks else ""
-    numbers = (job.micro_batch, job.gradient_accumulation, job.batch_ranks)
+    if engine.micro_batch is None and engine.gradient_accumulation is None:
+        return format_count(engine.ranks, "rank") if engine.ranks else ""
+    numbers = (engine.micro_batch, engine.gradient_accumulation, engine.batch_ranks)
     micro, steps, ranks = (str(number) if number is not None else glyphs.to_plain(MISSING) for number in numbers)
     if short:
-        since = "" if job.batch_step is None else f" from {job.batch_step}"
+        since = "" if engine.batch_step is None else f" from {engine.batch_step}"
         return f"mb{micro} ga{steps} {glyphs.times}{ranks}{since}"
-    word = pluralize(job.batch_ranks or 0, "rank" if job.batch_ranks == job.ranks else "data-parallel group")
+    word = pluralize(engine.batch_ranks or 0, "rank" if engine.batch_ranks == engine.ranks else "data-parallel group")
     batch = f" {glyphs.times} ".join((f"micro-batch {micro}", f"accumulation {steps}", f"{ranks} {word}"))
-    batch += "" if job.batch_step is None else f" from step {job.batch_step} on"
-    return ", ".join(filter(None, (batch, job.stages_text)))
+    batch += "" if engine.batch_step is None else f" from step {engine.batch_step} on"
+    return ", ".join(filter(None, (batch, engine.stages_text)))
 
 
-def format_model(job: Job) -> str:
+def format_model(engine: EngineSummary) -> str:
     """Return model and size: ``LlamaForCausalLM 8.03B``; empty before the training begins."""
-    size = format_number(job.parameters) if job.parameters is not None else ""
-    return " ".join(part for part in (job.model or "", size) if part)
+    size = format_number(engine.parameters) if engine.parameters is not None else ""
+    return " ".join(part for part in (engine.model or "", size) if part)
 
 
 def format_ending(job: Job) -> tuple[str, str]:

@@ -93,7 +93,7 @@ class FoldModel:
                 self.source.rank_steps,
                 frame.view.cursor_ns,
                 RECENT_STEPS,
-                meets_in_forward=frame.view.job.gathers_parameters,
+                meets_in_forward=frame.view.job.engine.gathers_parameters,
                 delays=delays,
             )
             skew = find_skew(matrix) if world > 1 else None

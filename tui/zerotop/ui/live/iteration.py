@@ -185,7 +185,7 @@ def _draw_legend(view: LiveView, pointed: int | None, scale: Scale, width: int, 
     place = int(places[0]) if len(places) else _find_last(iterations)
     words = {"other": "outside", "unknown": "counted"}
     # A long word where it leaves room for the figure.
-    whole = {"other": view.job.outside_text, "stages": "between stages"}
+    whole = {"other": view.job.engine.outside_text, "stages": "between stages"}
     words |= {name: word for name, word in whole.items() if len(word) < width - 8}
     last = find_phases(iterations, place)
     usual = () if last.get("unknown") else ("forward", "backward", "step")

@@ -54,7 +54,6 @@ class LiveScreen(MonitorScreen):
         return replace_with_summary(boxes, room.width, min(MOST_ROWS, rows))
 
     def find_shown_fix(self) -> str:
-        """Return the fix that is shown under the header, "" if there is none."""
         return self.query_one(Notices).find_shown_fix()
 
     def action_output(self, lines: int) -> None:

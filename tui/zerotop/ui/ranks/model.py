@@ -214,7 +214,7 @@ class Ranking:
             self._source.rank_steps,
             self._choose_cursor(frame),
             max(self._columns, RECENT_STEPS),
-            meets_in_forward=frame.view.job.gathers_parameters,
+            meets_in_forward=frame.view.job.engine.gathers_parameters,
             delays=list_delays(frame.findings, len(frame.view.ranks)),
         )
         matrix, skew = self._find_skew(whole)

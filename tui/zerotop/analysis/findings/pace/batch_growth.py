@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.causes.batch_causes import has_more_forwards, read_forwards
-from zerotop.analysis.findings.support.steps.growing_batches import GrowingBatches, get_batch_sizes
+from zerotop.analysis.findings.support.steps.growing_batches import (
+    BatchHistory,
+    GrowingBatches,
+    get_batch_sizes,
+)
 from zerotop.analysis.findings.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import pluralize
 from zerotop.recording.samples import Rows
@@ -33,41 +38,40 @@ _TOLD_SHARE, _STAYS_STEPS = 0.1, 20
 _SAME_SHARE = 0.1
 
 
-@dataclass
-class _Search:
-    """The growth up to the last step that was read, and the size that was told last, after how many steps with it."""
+class _Told(NamedTuple):
+    """The growth as it was told at the end of a step, with a size that had stayed for so many steps."""
 
-    growth: GrowingBatches = field(default_factory=GrowingBatches)
-    told_size: int = 0
-    told_steps: int = 0
-
-    def is_due(self, step: int) -> bool:
-        """Whether to tell the growth at the end of a step."""
-        first, last = self.growth.levels[0], self.growth.levels[-1]
-        if not self.growth.is_planned or last.size < (1 + _TOLD_SHARE) * first.size:
-            return False
-        stays = step - last.first_step
-        if last.size == self.told_size:
-            return stays >= max(_STAYS_STEPS, 2 * self.told_steps)
-        return last.size >= (1 + _TOLD_SHARE) * self.told_size or stays >= _STAYS_STEPS
+    row: int
+    size: int
+    stays: int
+    finding: Finding
 
 
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report the growth once it is known to be planned, and again with newer numbers."""
-    rows, search = window.subject.lead.phased_steps, window.keep(_Search)
-    fresh = rows[window.steps(rows)]
-    for row, size in zip(fresh, get_batch_sizes(fresh).tolist(), strict=True):
-        if search.growth.has_varied:
-            return
-        step = int(row["step"])
-        search.growth.add_step(size, step)
-        if search.growth.levels and search.is_due(step):
-            finding = _measure(window.subject, search.growth, int(row["end_unix_ns"]))
-            if finding is not None:
-                last = search.growth.levels[-1]
-                search.told_size, search.told_steps = last.size, step - last.first_step
-                yield finding
+    history = BatchHistory.read(window.subject.lead)
+    fresh = window.steps(history.rows)
+    for told in window.extend(partial(_tell_next, window.subject, history, fresh), look_back=0):
+        yield told.finding
+    window.is_closed = bool(history.rows["has_varied"][-1:].any())
+
+
+def _tell_next(group: Group, history: BatchHistory, fresh: slice, last: _Told | None) -> _Told | None:
+    """Return the growth at the first of some steps at which it is to be told, after it was told last."""
+    begin = fresh.start if last is None else max(fresh.start, last.row + 1)
+    rows = history.rows[begin : fresh.stop]
+    sizes, stays = rows["size"], rows["step"] - rows["since"]
+    is_due = rows["is_planned"] & ~rows["has_varied"] & (sizes >= (1 + _TOLD_SHARE) * history.first_size)
+    if last is not None:
+        is_larger = (sizes >= (1 + _TOLD_SHARE) * last.size) | (stays >= _STAYS_STEPS)
+        is_due &= np.where(sizes == last.size, stays >= max(_STAYS_STEPS, 2 * last.stays), is_larger)
+    for index in np.flatnonzero(is_due).tolist():
+        row = begin + index
+        finding = _measure(group, history.after(row + 1), int(group.lead.phased_steps["end_unix_ns"][row]))
+        if finding is not None:
+            return _Told(row, int(sizes[index]), int(stays[index]), finding)
+    return None
 
 
 def _measure(group: Group, growth: GrowingBatches, known_ns: int) -> Finding | None:
@@ -86,15 +90,15 @@ def _measure(group: Group, growth: GrowingBatches, known_ns: int) -> Finding | N
     ratio, larger = seconds[1] / seconds[0], sizes[1] / sizes[0]
     excess = ratio / larger
     evidence: dict[str, float | None] = {"before_s": seconds[0], "after_s": seconds[1], "unit_times": excess}
-    evidence |= {"size_before": sizes[0], "size_after": sizes[1], "grown_step": growth.levels[-1].first_step}
+    evidence |= {"size_before": sizes[0], "size_after": sizes[1], "grown_step": int(growth.first_steps[-1])}
     if min(peaks) > 0:
         evidence |= {"before_bytes": peaks[0], "after_bytes": peaks[1]}
     return _KIND.at_steps(
         group,
-        steps[np.searchsorted(steps["step"], growth.levels[0].last_step, "right") :],
+        steps[np.searchsorted(steps["step"], int(growth.last_steps[0]), "right") :],
         evidence,
         known_ns=known_ns,
-        earlier=growth.levels[0].last_step,
+        earlier=int(growth.last_steps[0]),
         unit=unit,
         units=pluralize(2, unit),
         times=ratio,

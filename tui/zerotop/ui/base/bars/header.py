@@ -68,15 +68,15 @@ def _draw_band(left: Row, right: Row, width: int, glyphs: Glyphs) -> Row:
 def _draw_job(job: Job, width: int, glyphs: Glyphs) -> Row:
     """Draw name, model, stage, offload, dtype, batch, and as much of the command as fits."""
     name = fit_text(sanitize(job.name, glyphs), max(8, width // 2), glyphs)
-    model = sanitize(labels.format_model(job), glyphs)
-    batch = labels.format_batch(job, glyphs, short=width < _WHOLE_WORDS_WIDTH)
+    model = sanitize(labels.format_model(job.engine), glyphs)
+    batch = labels.format_batch(job.engine, glyphs, short=width < _WHOLE_WORDS_WIDTH)
     facts: list[tuple[int, Row]] = [
         (9, ((name, "name"),)),
         (6, ((model, "band"),)),
-        (8, ((sanitize(job.setup_text, glyphs), "band"),)),
-        (7, ((sanitize(labels.format_offload(job, glyphs), glyphs), "band"),)),
+        (8, ((sanitize(job.engine.setup_text, glyphs), "band"),)),
+        (7, ((sanitize(labels.format_offload(job.engine, glyphs), glyphs), "band"),)),
         # The setup of a loop contains it.
-        (5, ((sanitize("" if job.is_loop else job.short_precision, glyphs), "band"),)),
+        (5, ((sanitize("" if job.engine.is_loop else job.engine.short_precision, glyphs), "band"),)),
         (4, ((batch, "band"),)),
     ]
     if width >= 60:
@@ -121,10 +121,10 @@ def _build_progress_items(view: LiveView, bar: int, glyphs: Glyphs) -> list[tupl
         rate: Row = ((format_number(progress.tokens_per_s), "band-value"), (" tok/s", "band"))
         items.append((6, (("mean ", "band-muted"), *rate) if is_named else rate))
     # Groups of ranks that share a replica hold parts of the parameters.
-    ranks = job.ranks if job.batch_ranks == job.ranks and not job.stages else None
+    ranks = job.engine.ranks if job.engine.batch_ranks == job.engine.ranks and not job.engine.stages else None
     gpus = [gpu.name for gpu in view.job_gpus]
-    sizes = (job.parameters, job.trainable_parameters, ranks)
-    mfu = measure_mfu(progress.tokens_per_s, *sizes, gpus, job.short_precision, job.model)
+    sizes = (job.engine.parameters, job.engine.trainable_parameters, ranks)
+    mfu = measure_mfu(progress.tokens_per_s, *sizes, gpus, job.engine.short_precision, job.engine.model)
     if is_known(mfu):
         items.append((1, (("MFU ", "band-muted"), (format_percent(mfu, 1), "band-value"))))
     if is_known(progress.eta_s) and job.state is JobState.RUNNING:

@@ -9,7 +9,7 @@ import numpy as np
 from zerotop.analysis.findings.support.causes import step_change
 from zerotop.analysis.findings.support.causes.code_causes import find_new_forward
 from zerotop.analysis.findings.support.evidence import Process, Rows
-from zerotop.analysis.findings.support.steps.growing_batches import GrowingBatches, get_batch_sizes, read_growth
+from zerotop.analysis.findings.support.steps.growing_batches import get_batch_sizes, read_growth
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.script_terms import set_accumulation
 from zerotop.analysis.stats.wander import measure_order
@@ -39,25 +39,24 @@ def check_batch(change: step_change.StepChange) -> step_change.Cause | None:
     is_one = len(change.group.processes) == 1
     cause = _compare_batches(change, change.process, _widen_parts(change), "" if is_one else "a rank's ", _LENGTH)
     if cause is not None and cause.advice != _FORWARDS:
-        growth = read_growth(change.process.phased_steps_until(change.latest_ns))
-        if growth.is_planned and _is_between_rises(change, growth):
+        growth = read_growth(change.process, change.latest_ns)
+        if growth.is_planned and growth.has_level(*_widen_steps(change)):
             return None
         cause = cause._replace(is_expected=cause.is_expected or growth.is_planned, finding=BATCH_GROWTH)
     # The larger batches are another change, with a finding of its own.
     return cause._replace(has_own_finding=True) if cause is not None and _changes_later(*change.phased) else cause
 
 
-def _is_between_rises(change: step_change.StepChange, growth: GrowingBatches) -> bool:
-    """Whether batches are known to have had the same size just before a change and just after it."""
-    first, last = int(change.before["step"][-1]) - _LATE_STEPS, int(change.after["step"][0]) + _LATE_STEPS
-    return any(level.first_step <= first and last <= level.last_step for level in growth.levels)
+def _widen_steps(change: step_change.StepChange) -> tuple[int, int]:
+    """Return a step just before a change and one just after it."""
+    return int(change.before["step"][-1]) - _LATE_STEPS, int(change.after["step"][0]) + _LATE_STEPS
 
 
 def is_by_plan(change: step_change.StepChange, cause: step_change.Cause | None) -> bool:
     """Whether a cause is that batches grow by a plan."""
     if cause is None or cause.finding != BATCH_GROWTH:
         return False
-    return read_growth(change.process.phased_steps_until(change.latest_ns)).is_planned
+    return read_growth(change.process, change.latest_ns).is_planned
 
 
 def check_other_batches(change: step_change.StepChange) -> step_change.Cause | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Ints, Rows
+from zerotop.analysis.findings.support.evidence import Ints, Process, Rows
+from zerotop.recording.steps.growable_array import GrowingArray
 
 # So many rises, with at least so many steps from one to the next, and steps of known size show a plan; or many rises.
 _PLANNED_RISES, _PLANNED_STEPS, _LEAST_SIZES, _MANY_RISES = 2, 3, 20, 8
@@ -19,69 +19,116 @@ UNKNOWN_SIZES = "See whether its batches are larger: their sizes were not record
 """Advice about a slow rank, before any other, where :func:`name_size` knows nothing."""
 
 
-class SizeLevel(NamedTuple):
-    """Steps of the same size: the first and the last of them that are known."""
+_LEVEL_DTYPE = np.dtype([("row", "<i8"), ("size", "<i8"), ("step", "<i8")])
+_STEP_DTYPE = np.dtype(
+    [
+        ("step", "<i8"),
+        ("size", "<i8"),  # the largest yet; 0 where none is known
+        ("since", "<i8"),  # the first step with it
+        ("levels", "<i8"),  # how many sizes were the largest
+        ("last_row", "<i8"),  # of the last step with the largest size
+        ("known", "<i8"),  # how many sizes are known
+        ("smaller", "<i8"),  # of them that are smaller than one before
+        ("is_quick", "?"),  # whether a rise came just after another one
+        ("is_planned", "?"),  # whether they have grown so often that it is by a plan
+        ("has_varied", "?"),  # whether they were known to shrink, too, then or before
+    ]
+)
 
-    size: int
-    first_step: int
-    last_step: int
 
-
-@dataclass
-class GrowingBatches:
-    """The sizes of steps with phases, as tokens or rows, while they only grow.
+class GrowingBatches(NamedTuple):
+    """What is known of the sizes of batches, as tokens or rows, at the end of a step: those that were the largest yet.
 
     Steps between two of them, of which only the end was recorded, have a size between the sizes of these.
     """
 
-    levels: list[SizeLevel] = field(default_factory=list)
-    count: int = 0  # of known sizes
-    smaller: int = 0  # of them that are smaller than one before
-    quick: int = 0  # rises that came just after another one
-
-    def add_step(self, size: int, step: int) -> None:
-        """Add the size of the next step with phases."""
-        if size <= 0 or step == 0:  # the first one may be a trial
-            return
-        self.count += 1
-        level = self.levels[-1] if self.levels else None
-        if level is not None and size < level.size:
-            self.smaller += 1
-        elif level is not None and size == level.size:
-            self.levels[-1] = level._replace(last_step=step)
-        else:
-            self.quick += len(self.levels) > 1 and step - self.levels[-1].first_step < _PLANNED_STEPS
-            self.levels.append(SizeLevel(size, step, step))
-
-    @property
-    def has_varied(self) -> bool:
-        """Whether batches are known to shrink, too."""
-        return self.count >= _LEAST_SIZES and self.smaller > max(1, _SMALLER_SHARE * self.count)
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether they have grown so often that it is by a plan."""
-        rises = len(self.levels) - 1
-        is_often = rises >= (_MANY_RISES if self.quick else _PLANNED_RISES)
-        return is_often and self.count >= _LEAST_SIZES and not self.has_varied
+    sizes: Ints  # ascending
+    first_steps: Ints  # with each size, of those that are known
+    last_steps: Ints
+    is_planned: bool  # they have grown so often that it is by a plan
 
     def find_first(self, share: float) -> int:
         """Return the last known step whose size is at most ``1 + share`` times the first size."""
-        most = (1 + share) * self.levels[0].size
-        return max(level.last_step for level in self.levels if level.size <= most)
+        return int(self.last_steps[self.sizes <= (1 + share) * self.sizes[0]].max())
 
     def find_last(self, share: float) -> int:
         """Return the first known step whose size is at least the last size over ``1 + share``."""
-        least = self.levels[-1].size / (1 + share)
-        return min(level.first_step for level in self.levels if level.size >= least)
+        return int(self.first_steps[self.sizes >= self.sizes[-1] / (1 + share)].min())
+
+    def has_level(self, first: int, last: int) -> bool:
+        """Whether two steps and those between them have the same size."""
+        return bool(((self.first_steps <= first) & (last <= self.last_steps)).any())
 
 
-def read_growth(rows: Rows) -> GrowingBatches:
-    """Return the growth of the batches in steps with phases."""
-    growth = GrowingBatches()
-    for size, step in zip(get_batch_sizes(rows).tolist(), rows["step"].tolist(), strict=True):
-        growth.add_step(size, step)
-    return growth
+class BatchHistory:
+    """The growth of batches up to the end of each step with phases. Each step is read once."""
+
+    def __init__(self) -> None:
+        self._rows, self._levels = GrowingArray(_STEP_DTYPE), GrowingArray(_LEVEL_DTYPE)
+
+    @classmethod
+    def read(cls, process: Process) -> BatchHistory:
+        """Return the growth of a process's batches up to now."""
+        history = process.derive(_begin_history)
+        fresh = process.phased_steps[len(history.rows) :]
+        history.add_steps(get_batch_sizes(fresh), fresh["step"])
+        return history
+
+    @property
+    def rows(self) -> Rows:
+        """What is known at the end of each step: the size, since when it is so, and whether a plan is behind it."""
+        return self._rows.rows
+
+    @property
+    def first_size(self) -> int:
+        """The first known size; 0 before there is one."""
+        return int(self._levels.rows["size"][0]) if len(self._levels) else 0
+
+    def add_steps(self, sizes: Ints, steps: Ints) -> None:
+        """Add the next steps with phases. ``sizes``: 0 where unknown."""
+        if not len(steps):
+            return
+        begin, levels_before = len(self._rows), len(self._levels)
+        last = self._rows.rows[-1].copy() if begin else np.zeros(1, _STEP_DTYPE)[0]
+        is_known = (sizes > 0) & (steps != 0)  # the first one may be a trial
+        largest = np.maximum.accumulate(np.concatenate([[last["size"]], np.where(is_known, sizes, 0)]))
+        is_new, is_smaller = is_known & (sizes > largest[:-1]), is_known & (sizes < largest[:-1])
+        begins = np.flatnonzero(is_new)
+        levels, rows = self._levels.add_rows(len(begins)), self._rows.add_rows(len(steps))
+        levels["row"], levels["size"], levels["step"] = begin + begins, sizes[begins], steps[begins]
+        rows["step"], rows["size"], rows["levels"] = steps, largest[1:], last["levels"] + np.cumsum(is_new)
+        rows["since"] = np.append(self._levels.rows["step"], 0)[rows["levels"] - 1]
+        is_again = is_known & ~is_smaller
+        rows["last_row"] = np.maximum.accumulate(np.where(is_again, begin + np.arange(len(steps)), last["last_row"]))
+        rows["known"], rows["smaller"] = (
+            last[name] + np.cumsum(one) for name, one in (("known", is_known), ("smaller", is_smaller))
+        )
+        is_quick = np.zeros(len(steps), np.bool_)
+        gaps = np.diff(self._levels.rows["step"][max(1, levels_before - 1) :])
+        is_quick[self._levels.rows["row"][max(2, levels_before) :][gaps < _PLANNED_STEPS] - begin] = True
+        rows["is_quick"] = last["is_quick"] | np.logical_or.accumulate(is_quick)
+        is_enough = rows["known"] >= _LEAST_SIZES
+        varies = is_enough & (rows["smaller"] > np.maximum(1, _SMALLER_SHARE * rows["known"]))
+        is_often = rows["levels"] > np.where(rows["is_quick"], _MANY_RISES, _PLANNED_RISES)
+        rows["is_planned"] = is_often & is_enough & ~varies
+        rows["has_varied"] = last["has_varied"] | np.logical_or.accumulate(varies)
+
+    def after(self, count: int) -> GrowingBatches:
+        """Return the growth after so many steps with phases."""
+        rows = self.rows[:count]
+        levels = self._levels.rows[: rows["levels"][-1] if count else 0]
+        ends = rows["last_row"][np.append(levels["row"][1:], count)[: len(levels)] - 1]
+        is_planned = bool(count and rows["is_planned"][-1])
+        return GrowingBatches(levels["size"], levels["step"], rows["step"][ends], is_planned)
+
+
+def _begin_history(process: Process) -> BatchHistory:
+    return BatchHistory()
+
+
+def read_growth(process: Process, until_ns: int) -> GrowingBatches:
+    """Return the growth of a process's batches as known at a time."""
+    return BatchHistory.read(process).after(len(process.phased_steps_until(until_ns)))
 
 
 def get_batch_sizes(rows: Rows) -> Ints:
