@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
-from zerotop.analysis.findings import Finding, Severity
+from zerotop.analysis.findings import Finding, Severity, link_findings, load_kinds
 from zerotop.analysis.findings.pace import (
     checkpoint_pause,
     data_bursts,
@@ -23,6 +24,7 @@ from zerotop.analysis.findings.pace import (
 )
 from zerotop.analysis.findings.support import detection
 from zerotop.analysis.findings.support.links import drop_superseded
+from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.wander import find_split, measure_order, refine_split
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, PROCESSES, SPANS
@@ -169,6 +171,26 @@ def test_iterations_that_begin_to_take_turns(tmp_path: Path) -> None:
     (tmp_path / "always").mkdir()
     write_parts(tmp_path / "always", [[0.004, 0.006, 0.002, 0.05 * (step % 5 == 0)] for step in range(500)])
     assert not find(tmp_path / "always", steps_in_turn.detect)
+
+
+@pytest.mark.parametrize(("is_kept", "grown"), [(True, 8 << 20), (False, None)], ids=["in these", "in all"])
+def test_memory_that_grows_in_the_iterations_that_take_longer(tmp_path: Path, is_kept: bool, grown: int | None) -> None:
+    """It explains them where it is kept in a known container."""
+    each_s = [0.05 if step >= 300 and step % 25 == 0 else 0.016 for step in range(750)]
+    ends = write_parts(tmp_path, [[0.004, 0.006, 0.002, one - 0.012] for one in each_s])
+    times = np.arange(1, ends[-1] * 10) / 10
+    done = np.searchsorted(ends, times)
+    kept = (done + 24) // 25 * (8 << 20) if is_kept else done * (8 << 20) // 25
+    rows = zip((times * S).astype(int).tolist(), ((1 << 30) + kept).tolist(), strict=True)
+    samples = (make_record(PROCESSES, time_ns=at, pid=100, rank=0, rss_bytes=held, held_bytes=held) for at, held in rows)
+    write_table(tmp_path, PROCESSES, make_identity(-1), *samples).close()
+    (turns,) = find(tmp_path, steps_in_turn.detect)
+    assert turns.evidence.get("grown_bytes") == (grown and pytest.approx(grown, rel=0.1))
+    kept_in = Text("{kept_in}", {"kept_in": "outputs"})
+    kind = dataclasses.replace(load_kinds()["host_growth"], lasts=True)
+    growth = dataclasses.replace(turns, name="host_growth", headline=kept_in, kind=kind)
+    (linked,) = (one for one in link_findings([growth, turns]) if one.finding is turns)
+    assert (linked.cause is growth) is is_kept
 
 
 def test_frequent_checkpoints_are_counted_on(tmp_path: Path) -> None:

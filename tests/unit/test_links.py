@@ -133,6 +133,26 @@ def test_pauses_are_reported_once() -> None:
     assert find_names(rare, each) == [None, None]
 
 
+def test_pauses_that_begin_with_a_known_slowdown_are_a_part_of_it() -> None:
+    """As those at a line that waits for a thread, which has held Python's lock since then."""
+    shift = make_finding("iteration_shift", 40, before_s=0.03, after_s=0.06)
+    each = dataclasses.replace(make_finding("repeated_pause", 45, period=4.0), end_ns=shift.end_ns + 10**10)
+    shift = dataclasses.replace(shift, end_ns=each.end_ns)
+    assert find_names(shift, each) == [None, "iteration_shift"]
+    assert find_names(dataclasses.replace(shift, confidence=0.5), each) == [None, None]
+    assert find_names(shift, dataclasses.replace(each, step=60)) == [None, None]
+
+
+@pytest.mark.parametrize("name", ["iteration_shift", "iteration_drift"])
+def test_frequent_checkpoints_explain_iterations_that_become_longer_with_them(name: str) -> None:
+    longer = dataclasses.replace(make_finding(name, 40, before_s=0.03, after_s=0.04), confidence=0.5)
+    saves = make_finding("checkpoint_pause", 41, period=2.0)
+    assert find_names(saves, longer) == [None, "checkpoint_pause"]
+    assert name_relation(longer, saves) == "Likely because of"
+    assert find_names(dataclasses.replace(saves, severity=Severity.INFO), longer) == [None, None]
+    assert find_names(saves, dataclasses.replace(longer, confidence=0.9)) == [None, None]
+
+
 def test_slow_steps_at_the_line_of_a_mode_are_a_part_of_it() -> None:
     """As of steps 413 to 418 of a loop that empties the cache from step 290 on."""
 

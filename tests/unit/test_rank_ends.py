@@ -505,3 +505,17 @@ def test_a_real_death_names_its_signal() -> None:
     recording = recordings.open_recording("cpu-dead")
     (dead,) = (one for one in detect_findings(recording, recording.end_ns) if one.name == "dead_rank")
     assert dead.evidence["signal_number"] == 9
+
+
+@pytest.mark.parametrize(("name", "told"), [("SIGKILL", True), ("SIGTERM", False), (None, False)])
+def test_a_job_that_a_signal_killed_before_its_first_step(tmp_path: Path, name: str | None, told: bool) -> None:
+    """One process without a launcher, which wrote no tables: its exit code is all that is known."""
+    recording = PlantedRecording(tmp_path)
+    recording.write_event(recording.node, 0, events.JobStarted, pid=100, start=1, command=["python", "train.py"])
+    code = {"SIGKILL": 137, "SIGTERM": 143, None: 1}[name]
+    recording.write_event(recording.node, 5, events.JobEnded, exit_code=code, signal=name, oom_kills=0, text="It failed.")
+    dead = _find_dead(recording, 10)
+    assert [str(one.headline) for one in dead] == [
+        "The job was killed by signal 9 (SIGKILL) before its first step was finished"
+    ] * told
+    assert all("Process 100." in one.details and "Rank" not in one.details for one in dead)

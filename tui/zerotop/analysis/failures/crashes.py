@@ -38,7 +38,7 @@ from zerotop.recording.moments.host_memory import HostMemory
 from zerotop.recording.moments.process_exits import ProcessExit, count_oom_kills, find_first_exit, find_signal_name
 from zerotop.recording.output.tail import read_last_lines
 from zerotop.recording.steps.step_memory import measure_held_bytes
-from zerotop_probe.recording.events import Goodbye, JobEnded, RankGone
+from zerotop_probe.recording.events import Goodbye, JobEnded, JobStarted, RankGone
 from zerotop_probe.recording.tables import FAILED
 
 _TAIL = 256
@@ -309,8 +309,13 @@ def explain_job(at: At, job: ProcessExit) -> End:
         what=f"The job was killed by {job.signal_name}." if job.signal_name else f"{words}.",
         unix_ns=traceback.time_ns if traceback is not None else job.unix_ns,
         evidence={"exit_code": job.exit_code},
-        values={**told.values, "rank": next(iter(ranks), None), "step": None},
+        values={**told.values, "rank": next(iter(ranks), None), "step": None, "ended": "The job", "pid": _find_pid(at)},
     )
+
+
+def _find_pid(at: At) -> int | None:
+    """Return the pid of the job's command."""
+    return next((event.pid for event in at.events_of(JobStarted)), None)
 
 
 def _find_first_failed(at: At) -> RankProcess | None:

@@ -102,7 +102,7 @@ _SIGNALLED = _VANISHED._replace(
     confidence=0.95,
     headline="{ended} was killed by signal {number} ({signal})[ after {steps:count step}]{early}",
     details=(
-        "Process {pid}[, as {launcher} printed].[ {together}][ {others:Ranks} failed because of that.]"
+        "[Process {pid}[, as {launcher} printed].][ {together}][ {others:Ranks} failed because of that.]"
         "[ Launchers and schedulers stop all ranks at once: this signal was sent to {alone} only.]"
     ),
 )

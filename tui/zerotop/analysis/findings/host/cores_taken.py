@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_node
-from zerotop.analysis.findings.support.host_load import count_workers, find_longest_wait, measure_loads
+from zerotop.analysis.findings.support.host_load import CoreLoad, count_workers, find_longest_wait, measure_loads
 from zerotop.analysis.findings.support.steps.runs import find_run_begins
 from zerotop.analysis.findings.support.thresholds import TAKEN_BUSY_SHARE
 from zerotop.recording.moments.at import find_cores
@@ -21,7 +22,7 @@ _KIND = FindingKind(
     headline="Other processes use {others_cores:.1f} of {cores:count core}, and the ranks wait for {waiting_cores:.1f} more",
     details=(
         "The ranks on {host} get {ranks_cores:.1f} cores[, and the training thread of rank {waiting_rank} waits for one in"
-        " {waiting_share:percent} of the time]."
+        " {waiting_share:percent} of the time].[ It lasted to step {until_step:.0f}.]"
     ),
     advice=(
         "See which processes run beside the job[. If they are the job's own {workers:count DataLoader worker}, lower"
@@ -33,43 +34,89 @@ _KIND = FindingKind(
 TAKEN_SECONDS = 2.0
 # Samples of a host further apart than this (ns) are not joined: the sampler was stopped.
 _LONGEST_TICK_NS = 2_000_000_000
+# A shortage is measured again after this part of more time, and TAKEN_SECONDS; without any in that time, it is over.
+_MORE_PART = 8
 _LOOK_BACK_NS = int(TAKEN_SECONDS * 1e9) + 2 * _LONGEST_TICK_NS
 
 
-@in_each_node()
+class _Taken(NamedTuple):
+    """A shortage of cores as known at a time; unix nanoseconds."""
+
+    begin_ns: int
+    end_ns: int
+    known_ns: int
+    loads: tuple[Floats, Floats, Floats]  # cores that others use, that the ranks wait for, and that they use
+    is_over: bool = False
+
+    @property
+    def due_ns(self) -> int:
+        """When to measure it again: without a shortage since its end, it is over then."""
+        return self.end_ns + (self.end_ns - self.begin_ns) // _MORE_PART + int(TAKEN_SECONDS * 1e9)
+
+
+@in_each_node(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
-    """Report at most once for each attempt and node, after training has begun."""
-    ends, cores = window.subject.lead.steps["end_unix_ns"], find_cores(window.recording.at, window.host)
+    """Report the first one of each attempt and node, after training has begun, and again as it goes on and ends."""
+    cores = find_cores(window.recording.at, window.host)
+    if cores is not None and len(window.subject.lead.steps):
+        for taken in window.extend(partial(_find_next, window, cores), 0):
+            yield _build_finding(window.subject, window.host, taken, cores)
+
+
+def _find_next(window: SearchWindow[Group], cores: int, last: _Taken | None) -> _Taken | None:
+    """Return the first shortage, or the same once it has gone on or has ended."""
+    if last is None:
+        return _find_first(window, cores)
+    ends = window.subject.lead.steps["end_unix_ns"]
+    if last.is_over or ends[-1] < last.due_ns:
+        return None
+    samples = window.recording.at.records("hosts", window.host).read_window(last.begin_ns, last.due_ns)
+    edges = np.unique(np.append(last.begin_ns, samples.times))
+    loads = measure_loads(window.recording, window.host, edges, samples.rows["cores_used"][1 - len(edges) :])
+    if loads is None:
+        return last._replace(is_over=True)
+    end_ns = int(edges[1:][loads.is_starved].max(initial=last.end_ns))
+    taken = slice(0, int(np.searchsorted(edges, end_ns)))
+    known_ns = int(ends[np.searchsorted(ends, last.due_ns)])
+    return _Taken(last.begin_ns, end_ns, known_ns, _select(loads, taken), is_over=end_ns == last.end_ns)
+
+
+def _find_first(window: SearchWindow[Group], cores: int) -> _Taken | None:
+    ends = window.subject.lead.steps["end_unix_ns"]
     new = window.steps(window.subject.lead.steps)
-    if cores is None or new.start == new.stop:
-        return
+    if new.start == new.stop:
+        return None
     # Only between the first and the last finished step: at other times a shortage of cores does not matter.
     begin_ns = max(int(ends[0]), int(ends[max(0, new.start - 1)]) - _LOOK_BACK_NS)
     samples = window.recording.at.records("hosts", window.host).read_window(begin_ns, int(ends[-1]))
     if not len(samples) or not (samples.rows["cores_used"] >= TAKEN_BUSY_SHARE * cores).any():
-        return
+        return None
     edges = samples.times if begin_ns > ends[0] else np.concatenate([ends[:1], samples.times])
     loads = measure_loads(window.recording, window.host, edges, samples.rows["cores_used"][1 - len(edges) :])
     if loads is None or len(edges) < 2:
-        return
+        return None
     is_taken = loads.is_starved & (np.diff(edges) <= _LONGEST_TICK_NS)
     begins = find_run_begins(is_taken)
     long = np.flatnonzero(is_taken & (edges[1:] - edges[begins] >= TAKEN_SECONDS * 1e9))
-    if len(long):
-        taken = slice(int(begins[long[0]]), int(long[0]) + 1)
-        known_ns = int(ends[np.searchsorted(ends, edges[taken.stop])])
-        when = int(edges[taken.start]), int(edges[taken.stop]), known_ns
-        yield _build_finding(
-            window.subject, window.host, when, [loads.others[taken], loads.waiting[taken], loads.ranks[taken]], cores
-        )
+    if not len(long):
+        return None
+    taken = slice(int(begins[long[0]]), int(long[0]) + 1)
+    begin_ns, end_ns = int(edges[taken.start]), int(edges[taken.stop])
+    return _Taken(begin_ns, end_ns, int(ends[np.searchsorted(ends, end_ns)]), _select(loads, taken))
 
 
-def _build_finding(group: Group, host: str, when: tuple[int, int, int], loads: list[Floats], cores: int) -> Finding:
-    others, waiting, ranks = (sum(values.tolist()) / len(values) for values in loads)
-    evidence = {"others_cores": others, "ranks_cores": ranks, "waiting_cores": waiting, "cores": cores}
-    slowest, share = find_longest_wait(group.processes_on(host), *when[:2], known_ns=when[2])
-    # What it costs later is not measured.
-    evidence |= {"waiting_share": share, "lost_s": share * (when[1] - when[0]) / 1e9} if share else {}
-    workers = count_workers(group.processes_on(host), *when[:2])
+def _select(loads: CoreLoad, taken: slice) -> tuple[Floats, Floats, Floats]:
+    return loads.others[taken], loads.waiting[taken], loads.ranks[taken]
+
+
+def _build_finding(group: Group, host: str, taken: _Taken, cores: int) -> Finding:
+    begin_ns, end_ns, known_ns = taken.begin_ns, taken.end_ns, taken.known_ns
+    others, waiting, ranks = (float(np.nanmean(values)) for values in taken.loads)
+    evidence: dict[str, float | None] = {"others_cores": others, "ranks_cores": ranks, "waiting_cores": waiting}
+    slowest, share = find_longest_wait(group.processes_on(host), begin_ns, end_ns, known_ns=known_ns)
+    evidence |= {"cores": cores, "until_step": group.step_at(end_ns) if taken.is_over else None}
+    evidence |= {"waiting_share": share, "lost_s": share * (end_ns - begin_ns) / 1e9} if share else {}
+    workers = count_workers(group.processes_on(host), begin_ns, end_ns)
     values: dict[str, Any] = {"host": host, "workers": workers or None, "waiting_rank": slowest, "waiting_share": share}
-    return _KIND.at(group, *when[:2], evidence, known_ns=when[2], ranks=group.ranks_on(host), cost=share or 0.0, **values)
+    ranks_on = group.ranks_on(host)
+    return _KIND.at(group, begin_ns, end_ns, evidence, known_ns=known_ns, ranks=ranks_on, cost=share or 0.0, **values)

@@ -26,7 +26,7 @@ from zerotop.recording.samples import Rows
 _BACK_SHARE = 0.1
 # For so long (ns) the line of a change is looked for with each event that has samples; then with the levels only.
 _SAMPLED_NS = 60 * 10**9
-# A change has passed after as many blocks of steps nearer to the level before as it lasted; at least, and at most, so many.
+# A change has passed after as many blocks of steps at the level before as it lasted; at least, and at most, so many.
 _PASSED_BLOCKS = 2, 10
 
 
@@ -169,18 +169,27 @@ def _find_later_line(shift: PaceShift, known_ns: int) -> StackLine | None:
 
 
 def _find_passed(one: _Followed, steps: Rows) -> tuple[int, int] | None:
-    """Return the last step of a change, and when that was known: once the level before has lasted as long as the change."""
+    """Return the last step of a change, and when that was known.
+
+    The level before has lasted as long as the change, or levels nearer to it than to that of the change for very long.
+    """
     shift, later = one.shift, steps[np.searchsorted(steps["step"], one.shift.step) :]
-    least, most = _PASSED_BLOCKS
+    (least, most), found = _PASSED_BLOCKS, len(shift.change.after) // BLOCK
     begin, count = max(0, one.blocks - most), len(later) // BLOCK
-    seconds = later["iteration_s"][begin * BLOCK : count * BLOCK].reshape(-1, BLOCK)
-    is_back = np.median(seconds, axis=1) < (shift.before_s + shift.after_s) / 2  # false for NaN
-    firsts, one.blocks = begin + find_run_begins(is_back), count
-    passed = np.flatnonzero(np.arange(begin, count) + 1 - firsts >= np.clip(firsts, least, most))
+    levels = np.median(later["iteration_s"][begin * BLOCK : count * BLOCK].reshape(-1, BLOCK), axis=1)
+    one.blocks, ends = count, np.arange(begin, count) + 1
+    nearer_s = (shift.before_s + shift.after_s) / 2
+    firsts, backs = (
+        begin + find_run_begins(levels < most_s)  # false for NaN
+        for most_s in (nearer_s, min(nearer_s, (1 + _BACK_SHARE) * shift.before_s))
+    )
+    is_back = (backs >= found) & (ends - backs >= np.clip(backs, least, most))
+    passed = np.flatnonzero(is_back | (ends - firsts >= most))
     if not len(passed):
         return None
-    first, last = int(firsts[passed[0]]), begin + int(passed[0])
-    return int(later["step"][max(first * BLOCK - 1, 0)]), int(later["end_unix_ns"][(last + 1) * BLOCK - 1])
+    at = int(passed[0])
+    slow = max(int((backs if is_back[at] else firsts)[at]) * BLOCK, SHIFT_STEPS)
+    return int(later["step"][slow - 1]), int(later["end_unix_ns"][int(ends[at]) * BLOCK - 1])
 
 
 def _outlasts(shift: PaceShift, until_step: int, known_ns: int) -> bool:

@@ -18,7 +18,13 @@ from zerotop.analysis.findings.support.causes.step_change import StepChange, nam
 from zerotop.analysis.findings.support.gpu_use import is_paced_by_host
 from zerotop.analysis.findings.support.lines import line_findings, stack_lines
 from zerotop.analysis.findings.support.lines.stack_lines import UNSEEN, Delay, FoundLine, await_line
-from zerotop.analysis.findings.support.links import Kinds, goes_on, grew_in_a_jump, is_by_growth
+from zerotop.analysis.findings.support.links import (
+    Kinds,
+    goes_on,
+    grew_in_a_jump,
+    is_by_growth,
+    slowed_by_saves,
+)
 from zerotop.analysis.findings.support.steps.lost_time import Level, await_notable
 from zerotop.analysis.findings.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
@@ -38,6 +44,7 @@ _KIND = FindingKind(
     ),
     advice="{breakdown}",
     fix="{breakdown_fix}",
+    explained_by=(Kinds(slowed_by_saves, "checkpoint_pause"),),
     superseded_by=(
         Kinds(goes_on, "iteration_shift"),
         Kinds(grew_in_a_jump, "data_stall", "iteration_shift", "time_lost_in_line"),

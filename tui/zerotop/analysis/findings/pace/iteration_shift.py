@@ -28,6 +28,7 @@ from zerotop.analysis.findings.support.links import (
     is_that_wait,
     is_told_of_mode,
     names_same_line,
+    slowed_by_saves,
     waits_as_long,
 )
 from zerotop.analysis.findings.support.steps.onsets import select_from_onset
@@ -52,6 +53,7 @@ _KIND = FindingKind(
         Kinds(explains_shift, "time_lost_in_line", "slow_forward", "slow_cores"),
         Kinds(waits_as_long, "slow_gpu"),
         Kinds(explains_shift, "iteration_drift", "throttled"),
+        Kinds(slowed_by_saves, "checkpoint_pause"),
     ),
     repeats=(Kinds(names_same_line, "time_lost_in_line"),),
     superseded_by=(

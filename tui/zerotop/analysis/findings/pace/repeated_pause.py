@@ -25,7 +25,7 @@ from zerotop.analysis.findings.support.lines.stack_lines import (
     find_line_below,
     select_events_in,
 )
-from zerotop.analysis.findings.support.links import TO_DEAD_THREADS, Kinds, is_same_wait, pauses_as_often
+from zerotop.analysis.findings.support.links import TO_DEAD_THREADS, Kinds, begins_with_change, is_same_wait, pauses_as_often
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.recording.steps.step_dtype import sum_training_s
 from zerotop_probe.recording.events import Stacks
@@ -42,6 +42,7 @@ _KIND = FindingKind(
     explained_by=(
         *TO_DEAD_THREADS,
         Kinds(pauses_as_often, "checkpoint_pause"),
+        Kinds(begins_with_change, "iteration_shift"),
     ),
     superseded_by=(Kinds(is_same_wait, "data_stall"),),
 )

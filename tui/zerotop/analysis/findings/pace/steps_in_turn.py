@@ -8,12 +8,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_attempt
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.lines import line_findings
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, SLOW, Delay, await_line, find_line
-from zerotop.analysis.findings.support.links import TO_DEAD_THREADS, Kinds, begins_together, counts_less, is_simultaneous
+from zerotop.analysis.findings.support.links import (
+    TO_DEAD_THREADS,
+    Kinds,
+    begins_together,
+    counts_less,
+    grows_in_turn,
+    is_simultaneous,
+)
 from zerotop.recording.samples import Floats, Rows
 from zerotop.recording.steps.step_dtype import has_phases
+from zerotop.recording.steps.step_memory import measure_held_bytes
 
 _KIND = FindingKind(
     name="steps_in_turn",
@@ -22,10 +30,11 @@ _KIND = FindingKind(
     details=(
         "All others take {iteration_s:seconds}; on average iterations take {after_s:seconds} instead of {before_s:seconds}"
         "[; a checkpoint takes {checkpoint_s:seconds} in that one][; an evaluation takes {evaluation_s:seconds} in that one]"
+        "[; the process's memory grows by {grown_bytes:bytes} in that one]"
         "[, and {most} of {rest} is spent at {line}]."
     ),
     advice="See what is done in every n-th step only, and do it less often or beside the training.",
-    explained_by=TO_DEAD_THREADS,
+    explained_by=(*TO_DEAD_THREADS, Kinds(grows_in_turn, "host_growth")),
     superseded_by=(
         Kinds(is_simultaneous, "repeated_pause", "data_stall"),
         Kinds(counts_less, "checkpoint_pause"),
@@ -40,6 +49,8 @@ _LONGEST, _MOST_STEPS, _MORE = 32, 2048, 8
 _LEAST_S, _LEAST_SHARE, _LOST_SHARE = 0.01, 0.5, 0.08
 # So many times as long as an iteration is more than the GPU's usual work, for which a line may wait.
 _WAITED_TIMES = 2.0
+# The share of the growth of host memory that comes in these iterations if it is theirs, and the least bytes in each.
+_GROWN_SHARE, _LEAST_GROWN = 0.8, 1 << 20
 # Iterations with phases of each kind that show where the long ones take longer.
 _FEWEST_PHASED = 3
 # Phases that are not a part of an iteration, and their names in the evidence.
@@ -81,7 +92,8 @@ def _find_turns(window: SearchWindow[Group]) -> _Turns | None:
             rows = known[begin:]
             begin_ns, known_ns = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
             delay = Delay(lead, _find_place(rows, evidence), begin_ns, known_ns, known_ns)
-            return _Turns(rows, _add_apart(known, begin, evidence), delay)
+            grown = _measure_grown(lead, rows, int(evidence["period"]))
+            return _Turns(rows, _add_apart(known, begin, evidence) | grown, delay)
     return None
 
 
@@ -114,6 +126,27 @@ def _add_apart(known: Rows, begin: int, evidence: dict[str, float]) -> dict[str,
             parts = {"pause_s": turns_s, "before_s": seconds[:begin].mean(), "after_s": seconds[begin:].mean()}
             added = {key: value + float(parts[key]) for key, value in added.items()} | {evidence_name: turns_s}
     return evidence | {key: value + evidence.get(key, 0.0) for key, value in added.items()}
+
+
+def _measure_grown(lead: Process, rows: Rows, period: int) -> dict[str, float]:
+    """Return the bytes by which host memory grows in each of the long iterations, if it grows in hardly any other.
+
+    ``rows``: the steps from the first long one on.
+    """
+    samples, turns = (
+        lead.host_samples.read_window(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])),
+        rows[::period],
+    )
+    if len(samples) < _FEWEST:
+        return {}
+    grown = np.diff(measure_held_bytes(samples.rows).astype(np.float64))
+    apart_ns = sum(np.nan_to_num(turns[name]) for name in _APART) * 1e9
+    turn = np.searchsorted(turns["end_unix_ns"], samples.times[:-1], "right")
+    begins = np.append(turns["begin_unix_ns"] - apart_ns.astype(np.int64), np.iinfo(np.int64).max)
+    is_long = begins[turn] < samples.times[1:]
+    total = float(grown.sum())
+    is_theirs = is_long.mean() <= 1 / 2 and grown[is_long].sum() >= _GROWN_SHARE * total
+    return {"grown_bytes": total / len(turns)} if is_theirs and total >= _LEAST_GROWN * len(turns) else {}
 
 
 def _measure(seconds: Floats) -> tuple[int, dict[str, float] | None]:

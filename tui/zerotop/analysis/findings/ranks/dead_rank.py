@@ -24,7 +24,8 @@ _KIND = FindingKind(
         Kinds(took_down, "out_of_memory", shares_ranks=False),
     ),
 )
-_STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
+STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
+"""Signals that ask a job to end."""
 
 
 @in_each_attempt(kinds=None)
@@ -121,7 +122,7 @@ def build_finding(process: Process | None, end: End, known_ns: int) -> Finding:
 def _is_expected(recording: Evidence, group: Group, end: RankEnd, known_ns: int) -> bool:
     """Whether the job was being stopped, or a reported lack of memory ended the rank."""
     # A launcher whose rank has died ends with that rank's exit code: a signal that ends the launcher was sent to it.
-    ended = [one for one in recording.events_of(events.JobEnded) if one.signal in _STOP_SIGNALS]
+    ended = [one for one in recording.events_of(events.JobEnded) if one.signal in STOP_SIGNALS]
     stops = [*recording.events_of(events.StopSent), *(one for one in ended if one.unix_ns >= group.lead.source.created_ns)]
     if (
         any(stop.unix_ns <= known_ns for stop in stops)

@@ -236,6 +236,26 @@ def is_part_of(effect: Finding, cause: Finding) -> bool:
     return skipped * added[0] <= _SKIPPED_SHARE * added[0] ** 2
 
 
+def begins_with_change(effect: Finding, cause: Finding) -> bool:
+    """Whether pauses begin with a slowdown whose cause is known: a line waits where that cause holds it up."""
+    is_known = cause.severity is not Severity.INFO and cause.confidence >= _CERTAIN
+    if effect.step is None or cause.step is None or not is_known or not is_simultaneous(effect, cause):
+        return False
+    return -_SAME_CHANGE_STEPS < effect.step - cause.step <= _SAME_CHANGE_STEPS + effect.evidence["period"]
+
+
+def slowed_by_saves(effect: Finding, cause: Finding) -> bool:
+    """Whether iterations became longer, for no reason that is known, when frequent checkpoints began."""
+    is_often = cause.severity is Severity.WARNING and effect.confidence < _CERTAIN
+    return is_often and explains_shift(effect, cause)
+
+
+def grows_in_turn(effect: Finding, cause: Finding) -> bool:
+    """Whether host memory grows, in a known container, in those iterations that take longer."""
+    is_kept = isinstance(cause.headline, Text) and cause.headline.values.get("kept_in") is not None
+    return is_kept and "grown_bytes" in effect.evidence and is_simultaneous(effect, cause)
+
+
 def waits_for_data(effect: Finding, cause: Finding) -> bool:
     """Whether a straggler is late because it waits for its data."""
     is_data = effect.evidence.get("data_s", 0.0) >= effect.evidence["late_s"] / 2
@@ -462,4 +482,7 @@ TO_GPU_FAULTS = tuple(
 # Links to threads that have ended, of findings with a line.
 TO_DEAD_THREADS = (Kinds(lacks_dead_thread, "thread_died"),)
 # Links of which only the times, steps and ranks agree.
-_OF_TIMES = (is_simultaneous, explains_shift, begins_before, broke_before, is_held_up, took_down, lacks_dead_thread)
+_OF_TIMES = (
+    *(is_simultaneous, explains_shift, begins_before, broke_before, is_held_up, took_down, lacks_dead_thread),
+    *(begins_with_change, slowed_by_saves),
+)

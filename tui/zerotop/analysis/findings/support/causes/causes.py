@@ -50,7 +50,7 @@ _COMPILING_AGAIN: step_change.Advice = (
     "export TORCH_LOGS=recompiles",
 )
 _GROWTH: step_change.Advice = (
-    "Look for a list that grows with each step and that each step iterates over.",
+    "Look for a list that grows and that the training goes through again and again.",
     "py-spy record --pid {pid} --duration 30 -o stacks.svg",
 )
 
