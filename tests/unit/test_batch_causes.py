@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from in_pieces import find_at_end
+from small_recording import make_identity, make_span, write_table
+from zerotop.analysis.findings.pace import iteration_shift
 from zerotop.analysis.findings.support.causes.batch_causes import Forwards, check_batch, has_more_forwards, read_forwards
 from zerotop.analysis.findings.support.causes.step_change import Cause, StepChange
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.events import EngineFacts
+from zerotop_probe.recording.tables import BOUNDARY, EVAL, SPANS
 
 
 def make_steps(rows: int, tokens: int, micro_steps: int, seconds: float) -> Any:
@@ -157,3 +162,29 @@ def test_of_sizes_that_vary_more_steps_show_the_usual_ones() -> None:
     before, after = make_steps(4, 256, 1, 0.1), make_steps(4, 1024, 1, 0.4)
     before["tokens"][-3:], after["tokens"][:3] = (120, 140, 160), (1400, 1500, 1600)
     assert find_cause(before, after, {}, first=9).text == "batches have 1024 tokens instead of 256"
+
+
+@pytest.mark.parametrize(
+    ("counts", "length", "told"),
+    [
+        pytest.param((1, 6), 0.02, True, id="more"),
+        pytest.param((0, 5), 0.02, True, id="begun"),
+        pytest.param((1, 6), 0.005, False, id="too short"),
+        pytest.param((1, 1), 0.02, False, id="as many"),
+    ],
+)
+def test_more_forwards_that_train_nothing(tmp_path: Path, counts: tuple[int, int], length: float, *, told: bool) -> None:
+    """Between the phases: a teacher's, or views of the batch without gradients."""
+    spans, at = [], 0.0
+    for step in range(100):
+        at += 0.01 if step < 40 else 0.11 - (counts[1] - counts[0]) * length
+        for _ in range(counts[step >= 40]):
+            spans.append(make_span(at, at + length, "forward", step, EVAL))
+            at += length
+        for phase, flags in (("forward", 0), ("backward", 0), ("step", BOUNDARY)):
+            spans.append(make_span(at, at + 0.02, phase, step, flags))
+            at += 0.02
+    write_table(tmp_path, SPANS, make_identity(0), *spans).close()
+    (shift,) = find_at_end(tmp_path, [iteration_shift.detect])
+    text = f"steps have {counts[1]} forwards that train nothing instead of {counts[0]}, which take 1"
+    assert (text in shift.details) is told

@@ -136,6 +136,53 @@ def test_other_threads_are_no_cause(tmp_path: Path, thread: dict[str, Any] | Non
     assert "no other change was recorded" in shift.details
 
 
+@pytest.mark.parametrize(("wait_s", "held_s", "told"), [(0.05, 0.05, True), (0.05, 0.01, False), (0.02, 0.02, False)])
+def test_threads_that_compute_little_but_hold_the_lock_long(
+    tmp_path: Path, wait_s: float, held_s: float, told: bool
+) -> None:
+    """An executor's thread that is seen to wait for work in most samples."""
+    frames = [
+        {"file": "train.py", "line": 18, "function": "tokenize", "own": True},
+        {"file": "concurrent/futures/thread.py", "line": 58, "function": "_WorkItem.run", "own": False},
+        {"file": "train.py", "line": 40, "function": "feed", "own": True},
+    ]
+    stacks = [
+        {"count": 1, "seconds": 0.1, "call": "sum", "frames": [0, 1]},
+        {"count": 9, "seconds": 0.2, "call": "time.sleep", "frames": [2]},
+    ]
+    thread = {"cores": 0.1, "lock_wait_s": wait_s, "held_s": held_s, "frames": frames, "stacks": stacks}
+    write_job(tmp_path, [0.1] * 40 + [0.2] * 60, thread)
+    (shift,) = find_all(tmp_path)
+    assert (
+        "train.py:18 in tokenize, and holds Python's lock meanwhile, for which others wait 50 ms" in shift.details
+    ) is told
+    assert (shift.fix == "concurrent.futures.ProcessPoolExecutor()") is told
+
+
+def test_the_time_in_which_others_compute_is_that_for_which_the_lock_is_held() -> None:
+    written: list[dict[str, Any]] = []
+    stop = threading.Event()
+
+    def hold() -> None:
+        while not stop.is_set():
+            sum(range(2_000_000))
+            time.sleep(0.005)
+
+    threads = [threading.Thread(target=hold) for _ in range(2)]
+    watch = BusyThreads(lambda time_ns, name, **facts: written.append(facts), threading.get_ident)
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(16):
+            time.sleep(watch.look())
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    busy = next(facts for facts in written if "held_s" in facts)
+    assert 0 < busy["held_s"] <= busy["lock_wait_s"]
+
+
 def test_a_thread_that_computes_more_and_more(tmp_path: Path) -> None:
     write_job(tmp_path, [0.1] * 38 + [0.1 + 0.001 * step for step in range(120)], {})
     drifts = [finding for finding in find_all(tmp_path) if finding.name == "iteration_drift"]

@@ -111,6 +111,8 @@ def find_shifts(recording: Recording) -> list[Finding]:
         ([(EAGER, 9)], [(EAGER, 10), (run_model(26), 4)], None),  # it may have been missed before
         ([(EAGER, 20), (run_model(26), 1)], [(EAGER, 10), (run_model(26), 4)], None),  # it ran before
         ([(EAGER, 40)], [(EAGER, 10), (run_model(26), 2)], None),
+        ([(EAGER, 20), (run_model(26), 10)], [(EAGER, 10), (run_model(26), 40)], 26),  # it runs more often
+        ([(EAGER, 20), (run_model(26), 10)], [(EAGER, 40), (run_model(26), 20)], None),  # all takes longer
         ([(EAGER, 40)], [(BACKWARD, 40)], None),
     ],
 )

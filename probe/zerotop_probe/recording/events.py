@@ -483,6 +483,7 @@ class BusyThread(StackEvent):
     end_ns: int  # the last sample
     cores: float  # its processor time per wall time while it was sampled
     lock_wait_s: float | None  # average time that another thread then waited for Python's lock
+    held_s: float | None  # of it, that in which the rank's threads other than the training thread computed
     samples: int | None  # samples of its stack
 
 

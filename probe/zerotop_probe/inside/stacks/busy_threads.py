@@ -59,6 +59,7 @@ class _Look:
         self.begin_ns, self.begin_cpu_ns = time_ns, cpu_ns
         self.cpu_ns = cpu_ns
         self.waited_ns = 0  # for Python's lock
+        self.held_ns = 0  # of that, while the job's other threads computed
         self.tally = Tally(time_ns, 0)
 
 
@@ -144,13 +145,22 @@ class BusyThreads:
         del frame
         look.cpu_ns = max(look.cpu_ns, cpu_ns)
         # A core may be waited for, too.
-        look.waited_ns += max(0, time_ns - self._due_ns - (_read_core_wait() - self._core_wait_ns))
+        waited_ns = max(0, time_ns - self._due_ns - (_read_core_wait() - self._core_wait_ns))
+        look.waited_ns += waited_ns
+        look.held_ns += min(waited_ns, self._read_others())
         if look.tally.samples >= _SAMPLES or not cpu_ns:
             self._look, self._looked_ns = None, time_ns
             self._uses = {tid: use for tid, use in self._uses.items() if tid != look.thread.native_id or cpu_ns}
-            for tid, use in self._uses.items():
-                use.cpu_ns = _read_cpu(tid)
             self._write(look, time_ns)
+
+    def _read_others(self) -> int:
+        """Return how long (ns) the job's other threads have computed since the last reading; the probe's are not known."""
+        computed_ns = 0
+        for tid, use in self._uses.items():
+            cpu_ns = _read_cpu(tid)
+            computed_ns += max(0, cpu_ns - use.cpu_ns)
+            use.cpu_ns = cpu_ns
+        return computed_ns
 
     def _write(self, look: _Look, time_ns: int) -> None:
         cores = (look.cpu_ns - look.begin_cpu_ns) / max(1, time_ns - look.begin_ns)
@@ -160,8 +170,9 @@ class BusyThreads:
         facts = look.tally.make_facts()
         stacks = {name: facts[name] for name in ("end_ns", "samples", "frames", "stacks")}
         times = {"begin_ns": look.idle_ns, "busy_ns": look.begin_ns}
-        waited_s = look.waited_ns / look.tally.samples / 1e9
-        who = {"thread": look.thread.name, "tid": look.thread.native_id, "cores": cores, "lock_wait_s": waited_s}
+        waited_s, held_s = (each / look.tally.samples / 1e9 for each in (look.waited_ns, look.held_ns))
+        who = {"thread": look.thread.name, "tid": look.thread.native_id, "cores": cores}
+        who |= {"lock_wait_s": waited_s, "held_s": held_s}
         self._write_event(time_ns, events.BusyThread, **who, **times, **stacks)
 
 

@@ -10,7 +10,7 @@ from zerotop.analysis.findings.support.causes import step_change
 from zerotop.analysis.findings.support.causes.code_causes import find_new_forward
 from zerotop.analysis.findings.support.evidence import Process, Rows
 from zerotop.analysis.findings.support.steps.growing_batches import get_batch_sizes, read_growth
-from zerotop.analysis.formatting import format_count
+from zerotop.analysis.formatting import Text, format_count
 from zerotop.analysis.script_terms import set_accumulation
 from zerotop.analysis.stats.wander import measure_order
 from zerotop_probe.recording.tables import EVAL
@@ -25,6 +25,9 @@ _MICRO_STEPS = "Accumulate over as many micro-batches as in the steps before."
 _FORWARDS = "See which code calls the model more often in each step."
 # A micro-batch, or the batch of a forward, counts as unchanged if its rows change by less.
 _SAME_SHARE = 0.1
+# Forwards that train nothing: the fewest steps that show their number, in which share of the steps it is the usual one, and
+# the part of the added time that they explain.
+_FEWEST_OF_OTHERS, _STEADY_SHARE, _EXPLAINED_SHARE = 3, 0.8, 0.5
 BATCH_GROWTH = "batch_growth"
 """The kind of findings about batches that grow by a plan."""
 # A change of the iterations is found at most one step early.
@@ -120,8 +123,46 @@ def _compare_batches(
     return step_change.Cause(text, advice[0], fix, 0.9, is_expected=is_expected)
 
 
+def check_other_forwards(change: step_change.StepChange) -> step_change.Cause | None:
+    """Return the cause that steps run more forwards that train nothing, as a teacher's, and take longer for it."""
+    before, after = (_measure_others(change.process, rows) for rows in change.phased)
+    if before is None or after is None or not 0 <= before.number < after.number or change.added_s <= 0:
+        return None
+    if after.seconds - before.seconds < _EXPLAINED_SHARE * change.added_s:
+        return None
+    values = {"after": after.number, "before": before.number, "seconds": after.seconds, "usual": before.seconds}
+    text = Text(
+        "steps have {after:count forward} that train nothing instead of {before:.0f}, which take {seconds:seconds} instead"
+        " of {usual:seconds}",
+        values,
+    )
+    return name_forward(change, step_change.Cause(text, _FORWARDS, "", 0.85))
+
+
+class _OtherForwards(NamedTuple):
+    """The usual number of a step's forwards that train nothing, and their seconds."""
+
+    number: float
+    seconds: float
+
+
+def _measure_others(process: Process, rows: Rows) -> _OtherForwards | None:
+    """Return those outside of evaluations; None if too few steps are known, or their number varies."""
+    if len(rows) < _FEWEST_OF_OTHERS:
+        return None
+    spans = process.read_phases(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]), "forward")
+    is_other = (spans.rows["flags"] & EVAL != 0) & (spans.rows["depth"] == 0)
+    ends, lengths = spans.times[is_other], (spans.times - process.compute_begins(spans))[is_other] / 1e9
+    first, end = (np.searchsorted(ends, rows[name], "right") for name in ("begin_unix_ns", "end_unix_ns"))
+    counts, sums = end - first, np.concatenate([[0.0], np.cumsum(lengths)])
+    number = float(np.median(counts))
+    if np.mean(counts == number) < _STEADY_SHARE:
+        return None
+    return _OtherForwards(number, float(np.median(sums[end] - sums[first])))
+
+
 def name_forward(change: step_change.StepChange, cause: step_change.Cause) -> step_change.Cause:
-    """Return the cause with the line of a new forward, if that is the cause and samples show the line by now."""
+    """Return the cause with the line of a further forward, if that is the cause and samples show the line by now."""
     if cause.advice != _FORWARDS or cause.line is not None or change.added_s <= 0:
         return cause
     line = find_new_forward(change, cause.culprit or change.process)

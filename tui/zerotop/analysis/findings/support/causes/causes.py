@@ -198,6 +198,7 @@ _CHECKS: tuple[_Check, ...] = (
     batch_causes.check_batch,
     batch_causes.check_other_batches,
     check_training,
+    batch_causes.check_other_forwards,
     _check_data,
     _check_retries,
     check_modes,

@@ -33,6 +33,8 @@ _FEWEST_OF_LINE, _LINE_SHARE = 8, 0.8
 _TIME_SHARE = 0.5
 # Samples of a new line that runs a model, and how many there would have been before if it had run then: e**-4 is 2 %.
 _FEWEST_OF_NEW, _EXPECTED_BEFORE = 3, 4.0
+# By how many standard deviations the share of a line must have risen: of so many lines none does by chance.
+_DEVIATIONS = 3.0
 _REPLACED_ADVICE = "See what {location} does in place of line {old:.0f}: it runs in each iteration, and takes longer."
 _ADVICE = (
     "Call the compiled function or model again at {location}; if it is called, it may have been compiled too often:"
@@ -41,6 +43,8 @@ _ADVICE = (
 
 _Function = tuple[str, str]
 """File and name."""
+_Line = tuple[str, str, int]
+"""File, function and number."""
 
 
 def check_code(change: StepChange) -> Cause | None:
@@ -62,19 +66,32 @@ def _select_samples(change: StepChange, process: Process) -> tuple[Sequence[Stac
 
 
 def find_new_forward(change: StepChange, process: Process) -> CodeLine | None:
-    """Return the own line that runs a model since a change and, as its share of the samples shows, did not before."""
+    """Return the own line that runs a model more often since a change, as its share of the samples shows, or only since."""
     before, since = _select_samples(change, process)
     old, new = _count_callers(before), _count_callers(since)
     line, count = next(((line, count) for line, count in new.most_common() if line not in old), (None, 0))
     if line is None or count < _FEWEST_OF_NEW or old.total() * count < _EXPECTED_BEFORE * new.total():
+        line = _find_risen(old, new)
+    if line is None:
         return None
     file, function, number = line
     return CodeLine(file, number, function, ())
 
 
-def _count_callers(sampled: Iterable[Stacks]) -> Counter[tuple[str, str, int]]:
+def _find_risen(old: Counter[_Line], new: Counter[_Line]) -> _Line | None:
+    """Return the line whose share of the samples has risen most, by more than chance; None without one."""
+    totals = old.total(), new.total()
+    if min(totals) < _FEWEST_OF_LINE:
+        return None
+    line = max(new, key=lambda one: new[one] / totals[1] - old[one] / totals[0])
+    share = (old[line] + new[line]) / sum(totals)
+    deviation = (share * (1 - share) * sum(1 / total for total in totals)) ** 0.5
+    return line if new[line] / totals[1] - old[line] / totals[0] > _DEVIATIONS * deviation else None
+
+
+def _count_callers(sampled: Iterable[Stacks]) -> Counter[_Line]:
     """Return how often each own line, with its file and function, was sampled as the innermost that runs modules."""
-    counts = Counter[tuple[str, str, int]]()
+    counts = Counter[_Line]()
     for frames, count in _list_stacks(sampled):
         inner = max((depth for depth, one in enumerate(frames) if one.file == _MODULE), default=len(frames))
         for one in [one for one in frames[inner:] if one.own][:1]:

@@ -16,7 +16,7 @@ from zerotop.analysis.findings.support.causes.step_change import Advice, Cause, 
 from zerotop.analysis.findings.support.evidence import Process, Rows
 from zerotop.analysis.findings.support.host_load import SLOW_TIMES, hides_slow_cores, measure_thread_use
 from zerotop.analysis.findings.support.thresholds import STALL_SECONDS
-from zerotop.analysis.formatting import Text
+from zerotop.analysis.formatting import Text, format_seconds
 from zerotop.analysis.hangs.stacks import list_stacks
 from zerotop.analysis.hangs.waits import WaitKind, find_wait
 from zerotop_probe.recording import events
@@ -77,11 +77,14 @@ _LOCK_WAIT_S = 0.0002
 # The training thread waits at most while the other one runs: that must be this part of the time that was lost. A thread that
 # waits for a core may hold the lock meanwhile.
 _EXPLAINED_SHARE = 1 / 3
+# Threads hold the lock if they compute in this share of the time for which another one waits for it.
+_HELD_SHARE = 0.5
 # Tolerances: how long (ns) a thread may have computed while still seen idle, and by how many steps a change may be off.
 _UNSEEN_NS, _STEPS_OFF = 100_000_000, 2
 
 # In these a thread gives the lock away.
 _WAITING = frozenset((WaitKind.SLEEP, WaitKind.LOCK, WaitKind.FILE, WaitKind.NETWORK, WaitKind.DATA, WaitKind.WORKERS))
+_POOL_FILE = "concurrent/futures/thread.py"
 _BACKWARD_FILES = ("torch/autograd/graph.py", "torch/autograd/__init__.py")
 
 _ADVICE = (
@@ -97,8 +100,21 @@ class ThreadCause(NamedTuple):
     begin_ns: int
     busy_ns: int
     cores: float
+    held_s: (
+        float  # how long another thread waited for the lock meanwhile, on average, if this is known to be why; otherwise 0
+    )
     line: CodeLine | None
     target: str  # the job's own function that the thread runs, if it is one of a module
+    is_in_pool: bool  # whether an executor of threads runs that function
+
+    @property
+    def fix(self) -> str:
+        """The same work without Python's lock."""
+        if self.is_in_pool:
+            return "concurrent.futures.ProcessPoolExecutor()"
+        if self.target:
+            return f"multiprocessing.Process(target={self.target}, daemon=True).start()"
+        return self.line.location if self.line is not None else "py-spy dump --pid {pid}"
 
     def describe(self, whose: str, others: int, cores: float) -> str:
         """Return the end of a sentence about the thread, and about so many others that use ``cores`` together with it."""
@@ -142,29 +158,47 @@ def _find_cause(change: StepChange, earliest_ns: int, latest_ns: int) -> Cause |
         for thread in _list_threads(process, change.latest_ns)
         if thread.begin_ns <= latest_ns and thread.busy_ns >= earliest_ns
     ]
-    cores = sum(thread.cores for thread, _ in found)
-    if not found or not cores >= _EXPLAINED_SHARE * (1 - before / after) > 0:
+    lost = 1 - before / after
+    if not found or not lost > 0:
         return None
-    thread, process = max(found, key=lambda one: one[0].cores)
+    is_by_cores = sum(thread.cores for thread, _ in found) >= _EXPLAINED_SHARE * lost
+    if not is_by_cores:
+        found = [(thread, process) for thread, process in found if _holds_long(change, thread, process)]
+        if not found:
+            return None
+    thread, process = max(found, key=lambda one: one[0].cores if is_by_cores else one[0].held_s)
     whose = f" of rank {process.rank}" if len(change.group.processes) > 1 else ""
-    fix = thread.line.location if thread.line is not None else "py-spy dump --pid {pid}"
-    if thread.target:
-        fix = f"multiprocessing.Process(target={thread.target}, daemon=True).start()"
-    text = thread.describe(whose, len(found) - 1, cores)
-    return Cause(text, _ADVICE.format(thread=thread.name), fix, 0.85, line=thread.line)
+    text = thread.describe(whose, len(found) - 1, sum(thread.cores for thread, _ in found))
+    waits = "" if is_by_cores else f", for which others wait {format_seconds(thread.held_s)}"
+    return Cause(f"{text}{waits}", _ADVICE.format(thread=thread.name), thread.fix, 0.85, line=thread.line)
+
+
+def _holds_long(change: StepChange, thread: ThreadCause, process: Process) -> bool:
+    """Whether one wait for the lock explains much of the lost time, which the training thread does not compute itself.
+
+    A thread that computes little may hold the lock for long at a time.
+    """
+    if thread.held_s < _EXPLAINED_SHARE * change.added_s:
+        return False
+    before, after = (_measure_use(change, process, rows)[0] for rows in (change.before, change.after))
+    return not after - before >= change.added_s / 2  # false for NaN: unknown
 
 
 def _list_threads(process: Process, known_ns: int) -> Iterator[ThreadCause]:
     """Yield the threads that hold Python's lock, from events written until ``known_ns``."""
     offset_ns = process.source.offset_ns
     for event in process.events_of(events.BusyThread):
-        name, is_holding = event.thread, (event.lock_wait_s or 0.0) >= _LOCK_WAIT_S
+        name = event.thread
         # A template of the advice must not take a part of the name for a value.
         is_plain = name.isprintable() and not set(name) & set("{}[]")
-        is_other = _is_training(event) or _is_waiting(event)
-        if event.unix_ns <= known_ns and is_holding and is_plain and not is_other:
+        wait_s, held_s = event.lock_wait_s or 0.0, event.held_s or 0.0
+        is_held = held_s > 0 and held_s >= _HELD_SHARE * wait_s
+        is_other = _is_training(event) or (_is_waiting(event) and not is_held)
+        if event.unix_ns <= known_ns and wait_s >= _LOCK_WAIT_S and is_plain and not is_other:
             times = event.begin_ns + offset_ns, event.busy_ns + offset_ns
-            yield ThreadCause(name, *times, event.cores, _find_line(event), _find_target(event))
+            measured = event.cores, held_s if is_held else 0.0
+            is_in_pool = any(frame.file == _POOL_FILE and not frame.own for frame in event.frames)
+            yield ThreadCause(name, *times, *measured, _find_line(event), _find_target(event), is_in_pool)
 
 
 def _is_training(event: events.BusyThread) -> bool:
@@ -174,16 +208,22 @@ def _is_training(event: events.BusyThread) -> bool:
 
 def _is_waiting(event: events.BusyThread) -> bool:
     """Whether the thread was seen to wait as often as to compute: a thread that waits does not hold the lock."""
-    counts = [(stack.count or 1, find_wait(one).kind) for stack, one in zip(event.stacks, list_stacks(event), strict=True)]
-    return 2 * sum(count for count, kind in counts if kind in _WAITING) >= sum(count for count, _ in counts)
+    counts = [(stack.count or 1, is_wait) for stack, is_wait in _list_kinds(event)]
+    return 2 * sum(count for count, is_wait in counts if is_wait) >= sum(count for count, _ in counts)
+
+
+def _list_kinds(event: events.BusyThread) -> list[tuple[events.SampledStack, bool]]:
+    """Return the stacks of an event, and whether the thread waits in each."""
+    return [(one, find_wait(read).kind in _WAITING) for one, read in zip(event.stacks, list_stacks(event), strict=True)]
 
 
 def _find_line(event: events.BusyThread) -> CodeLine | None:
-    """Return the line of the function in the job's own code that has the most samples."""
+    """Return the line of the function in the job's own code with the most samples; waits count only without others."""
+    found = [(find_own(event.frames, stack), stack, is_wait) for stack, is_wait in _list_kinds(event)]
+    is_working = any(own is not None and not is_wait for own, _, is_wait in found)
     seconds: dict[CodeLine, float] = {}
-    for stack in event.stacks:
-        own = find_own(event.frames, stack)
-        if own is not None:
+    for own, stack, is_wait in found:
+        if own is not None and not (is_wait and is_working):
             line = CodeLine(own.file, own.line, own.function, ())
             seconds[line] = seconds.get(line, 0.0) + (stack.seconds or 0.0)
     by_function: dict[tuple[str, str], float] = {}
