@@ -498,7 +498,7 @@ async def test_a_change_that_only_counted_steps_tell_begins_another_fold() -> No
 async def test_a_rank_that_pauses_every_few_steps_is_shown_first_too() -> None:
     async with open_app(recordings.open_recording("hand-rank0"), size=(120, 50)) as seen:
         text = seen.read_text()
-        assert "Rank 0 delays the other one by 62.8 ms on average" in text
+        assert "Rank 0 delays the other one by ≈62.8 ms on average" in text
         assert "steps 102–296 · rank 0 ─" in text  # the pauses began in step 101
 
 

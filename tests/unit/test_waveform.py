@@ -12,7 +12,7 @@ import pytest
 from recordings import open_recording
 from sensor_recording import INNER, PLAN, Job
 from small_recording import BEGIN_NS, S, make_identity, read_recording, write_table
-from zerotop.analysis.waveform.alignment import _find_rate_change, choose_iterations
+from zerotop.analysis.waveform.alignment import choose_iterations, find_rate_change
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.fold_cache import WaveformCache, choose_next_size
 from zerotop.analysis.waveform.signals import Signal
@@ -304,7 +304,7 @@ def test_any_recording_folds(name: str) -> None:
     ],
 )
 def test_where_long_iterations_become_more_frequent_another_pace_begins(is_long: list[int], since: int) -> None:
-    assert _find_rate_change(np.array(is_long, np.bool_)) == since
+    assert find_rate_change(np.array(is_long, np.bool_)) == since
 
 
 def test_choosing_from_nothing() -> None:

@@ -82,7 +82,7 @@ def choose_iterations(steps: Rows, number: int | None) -> ChosenIterations:
     if number is None:  # iterations that are long more often, or no longer, have another pace
         timed = np.flatnonzero(is_timed)
         timed = timed[timed >= fit[0]]
-        since = int(timed[_find_rate_change(is_long[timed])])
+        since = int(timed[find_rate_change(is_long[timed])])
         if np.count_nonzero((fit >= since) & ~is_long[fit]) >= _FEWEST:
             fit = fit[fit >= since]
             is_long = is_timed & (seconds > _LONG * np.median(seconds[fit]))
@@ -141,16 +141,15 @@ def _find_begin(seconds: Floats, fit: Ints, reasons: NDArray[np.str_]) -> int:
     return max(own, int(begins[begins <= len(fit) - _FEWEST].max(initial=0)))
 
 
-def _find_rate_change(is_long: NDArray[np.bool_]) -> int:
+def find_rate_change(is_long: NDArray[np.bool_]) -> int:
     """Return the index at which the share of long ones last changed for certain; 0 if it never did."""
     begin = 0
     while len(is_long) - begin > 1:
-        part = is_long[begin:]
-        before = np.arange(1, len(part))
-        long_before = np.cumsum(part)[:-1]
-        parts = ((long_before, before), (part.sum() - long_before, len(part) - before))
-        gain = sum(_measure_likelihood(count, size) for count, size in parts)
-        gain -= _measure_likelihood(part.sum(), np.array(len(part)))
+        long_count = np.cumsum(is_long[begin:], dtype=np.int64)
+        size = np.arange(1, len(long_count) + 1)
+        before = _measure_likelihood(long_count[:-1], size[:-1])
+        after = _measure_likelihood(long_count[-1] - long_count[:-1], size[-1] - size[:-1])
+        gain = before + after - _measure_likelihood(long_count[-1:], size[-1:])
         place = int(np.argmax(gain))
         if gain[place] < _CERTAIN_RATE:
             break
