@@ -26,6 +26,7 @@ from zerotop.analysis.waveform.fold import fold_iterations
 from zerotop.analysis.waveform.fold_cache import WaveformCache
 from zerotop.recording.reader import Recording
 from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.charts import GrowingScales
 from zerotop.ui.drawing.formatting import format_duration
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
@@ -34,6 +35,7 @@ from zerotop.ui.drawing.theme import STYLES
 from zerotop.ui.iteration.clipboard import format_phases, format_waveform
 from zerotop.ui.iteration.drawing import ShownWaveform, draw_waveform, layout_heights
 from zerotop.ui.iteration.labels import describe_bottleneck, describe_left_out
+from zerotop.ui.iteration.model import FoldModel
 from zerotop.ui.iteration.overlay_dialog import OverlayDialog
 from zerotop.ui.iteration.screen import IterationScreen
 from zerotop.ui.iteration.table import PhaseLine, build_lines, choose_lines, draw_phases
@@ -96,7 +98,7 @@ async def test_the_story_in_one_sentence() -> None:
         ("z2-oom", "of 486 ms; backward takes 86 %", "value"),
         ("gpu-clean", "NVML's means of 200 ms do not show when", "value"),
         ("cpu-clean", "backward takes 20.8 ms of 35.2 ms; 2 ranks use 1.68 of 2 cores", "value"),
-        ("hand-rank0", "52 iterations take 328 ms, 47 % of the time: code outside the phases 251 ms longer", "warn"),
+        ("hand-rank0", "50 iterations take 328 ms, 58 % of the time: code outside the phases 251 ms longer", "warn"),
         ("cpu-slow", "code outside the phases takes 51.3 ms of 111 ms", "value"),
     ],
 )
@@ -118,14 +120,14 @@ def test_long_iterations_that_differ_are_reported_by_their_mean() -> None:
     assert fold.long is not None
     assert fold.long.mean_s == pytest.approx(fold.long.iteration_s, rel=0.2)
     unlike = dataclasses.replace(fold, long=dataclasses.replace(fold.long, iteration_s=0.02))
-    text = f"52 iterations take {format_duration(fold.long.mean_s)} on average, {fold.long.share * 100:.0f} % of the time"
+    text = f"50 iterations take {format_duration(fold.long.mean_s)} on average, {fold.long.share * 100:.0f} % of the time"
     assert describe_bottleneck(unlike, BLOCKS) == (text, "warn")
 
 
 def test_excluded_iterations_are_counted_by_reason() -> None:
     assert describe_left_out(fold_of("z2-offload")) == "excluded: 2 with evaluation, 1 outlier"
     assert describe_left_out(fold_of("story")) == ""
-    assert describe_left_out(fold_of("hand-rank0")) == "excluded: 172 only counted, 52 outliers"
+    assert describe_left_out(fold_of("hand-rank0")) == "excluded: 101 only counted, 50 outliers"
 
 
 async def test_a_pinned_fold_is_behind_later_ones_and_survives_other_screens() -> None:
@@ -496,8 +498,21 @@ async def test_a_change_that_only_counted_steps_tell_begins_another_fold() -> No
 async def test_a_rank_that_pauses_every_few_steps_is_shown_first_too() -> None:
     async with open_app(recordings.open_recording("hand-rank0"), size=(120, 50)) as seen:
         text = seen.read_text()
-        assert "Rank 0 delays the other one by 62.8 ms on average" in text
-        assert "steps 1–296 · rank 0 ─" in text
+        assert "Rank 0 delays the other one by ≈62.8 ms on average" in text
+        assert "steps 102–296 · rank 0 ─" in text  # the pauses began in step 101
+
+
+def test_the_rank_that_the_others_wait_for_is_shown_first_before_a_finding_tells_it() -> None:
+    recording = recordings.open_recording("held-straggler")
+    frame = Viewer(RecordingSource(recording), None, lambda: 0.0).make_frame()  # its findings are not searched yet
+    assert not frame.findings
+    folding = FoldModel(RecordingSource(recording))
+    folding.find_shown(frame)
+    folding.finish_work()
+    shown = folding.find_shown(frame)
+    assert shown is not None
+    assert shown.fold.rank == 0
+    assert shown.delay.startswith("Rank 0 delays the other one")
 
 
 async def test_the_rank_that_the_others_wait_for_is_shown_first() -> None:

@@ -12,7 +12,7 @@ import pytest
 from recordings import open_recording
 from sensor_recording import INNER, PLAN, Job
 from small_recording import BEGIN_NS, S, make_identity, read_recording, write_table
-from zerotop.analysis.waveform.alignment import choose_iterations
+from zerotop.analysis.waveform.alignment import choose_iterations, find_rate_change
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.fold_cache import WaveformCache, choose_next_size
 from zerotop.analysis.waveform.signals import Signal
@@ -290,6 +290,21 @@ def test_any_recording_folds(name: str) -> None:
         fold = waveforms.fold_at(cursor)
         if fold is not None:
             assert all(np.isfinite(signal.median).all() for signal in fold.signals.values())
+
+
+@pytest.mark.parametrize(
+    ("is_long", "since"),
+    [
+        ([0] * 100 + [1, 0, 0, 0] * 20, 100),  # pauses begin
+        ([1, 0, 0, 0] * 20 + [0] * 100, 77),  # and end
+        ([1] + [0] * 100, 0),  # the first one compiles
+        ([0] * 100 + [1], 0),
+        ([1, 0, 0, 0] * 40, 0),
+        ([0], 0),
+    ],
+)
+def test_where_long_iterations_become_more_frequent_another_pace_begins(is_long: list[int], since: int) -> None:
+    assert find_rate_change(np.array(is_long, np.bool_)) == since
 
 
 def test_choosing_from_nothing() -> None:

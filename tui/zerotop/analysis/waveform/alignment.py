@@ -32,6 +32,8 @@ _MOST_OF_IT = 0.5
 _FAR_STEPS, _FAR = 2, 10.0
 # Counted steps tell of a change of level where theirs differs by this share, and so many others after it can be folded.
 _OTHER_LEVEL, _FEWEST = 0.2, 3
+# By how much (natural logarithm) two shares of long iterations must be likelier than a single one.
+_CERTAIN_RATE = 10.0
 # The phases that the table of steps has.
 _PARTS = ("data", "forward", "backward", "step")
 # Share of the iterations that must have the same phases; otherwise only outermost phases are compared.
@@ -75,8 +77,16 @@ def choose_iterations(steps: Rows, number: int | None) -> ChosenIterations:
     fit = fit[max(begin, len(fit) - (MOST_ITERATIONS if number is None else number)) :]
     if not len(fit):
         return ChosenIterations(fit, {}, skipped)
+    is_timed = (reasons == "") | (reasons == "counted")
+    is_long = is_timed & (seconds > _LONG * np.median(seconds[fit]))
+    if number is None:  # iterations that are long more often, or no longer, have another pace
+        timed = np.flatnonzero(is_timed)
+        timed = timed[timed >= fit[0]]
+        since = int(timed[find_rate_change(is_long[timed])])
+        if np.count_nonzero((fit >= since) & ~is_long[fit]) >= _FEWEST:
+            fit = fit[fit >= since]
+            is_long = is_timed & (seconds > _LONG * np.median(seconds[fit]))
     begin = int(fit[0])
-    is_long = ((reasons == "") | (reasons == "counted")) & (seconds > _LONG * np.median(seconds[fit]))
     reasons[is_long] = "long"
     fit = fit[~is_long[fit]]
     shown = reasons[begin:].tolist()
@@ -129,6 +139,31 @@ def _find_begin(seconds: Floats, fit: Ints, reasons: NDArray[np.str_]) -> int:
     firsts = [timed[shift.first] for shift in ShiftFinder().find_shifts(seconds[timed])]
     begins = np.searchsorted(fit, firsts) if firsts else np.empty(0, np.int64)
     return max(own, int(begins[begins <= len(fit) - _FEWEST].max(initial=0)))
+
+
+def find_rate_change(is_long: NDArray[np.bool_]) -> int:
+    """Return the index at which the share of long ones last changed for certain; 0 if it never did."""
+    begin = 0
+    while len(is_long) - begin > 1:
+        long_count = np.cumsum(is_long[begin:], dtype=np.int64)
+        size = np.arange(1, len(long_count) + 1)
+        before = _measure_likelihood(long_count[:-1], size[:-1])
+        after = _measure_likelihood(long_count[-1] - long_count[:-1], size[-1] - size[:-1])
+        gain = before + after - _measure_likelihood(long_count[-1:], size[-1:])
+        place = int(np.argmax(gain))
+        if gain[place] < _CERTAIN_RATE:
+            break
+        begin += place + 1
+    return begin
+
+
+def _measure_likelihood(count: Ints, size: Ints) -> Floats:
+    """Return the highest logarithm of the likelihood of ``count`` among ``size``."""
+    share = count / size
+    with np.errstate(divide="ignore", invalid="ignore"):
+        parts = np.nan_to_num(count * np.log(share)) + np.nan_to_num((size - count) * np.log(1 - share))
+    likelihood: Floats = np.asarray(parts, np.float64)
+    return likelihood
 
 
 def _find_level_begin(seconds: Floats, fit: Ints) -> int:

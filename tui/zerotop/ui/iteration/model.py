@@ -33,7 +33,7 @@ class FoldModel:
         self.source = source
         self.waveforms = WaveformCache(source.recording, lambda: source.rank_steps)
         self.wanted_count: int | None = None  # iterations to fold; None: all since the pace last changed
-        self.every_rank: bool | None = None  # None: the rank that the others wait for, if a finding names one, else all
+        self.every_rank: bool | None = None  # None: the rank that the others wait for, else all
         self.first_lane = LANES[0].id
         self.pinned: PinnedFold | None = None
         self.scales = GrowingScales()
@@ -84,7 +84,7 @@ class FoldModel:
         return self._last_shown
 
     def _find_odd(self, frame: Frame) -> tuple[int | None, str]:
-        """Return the rank that the others wait for, by a finding, and a sentence with its phase: a mean would hide both."""
+        """Return the rank that the others wait for and a sentence with its phase: a mean over all ranks would hide both."""
         world = len({process.source.rank for process in self.source.rank_steps})
         delays = list_delays(frame.findings, world) if world > 1 else ()
         key = frame.view.progress.step, world, delays
@@ -99,7 +99,7 @@ class FoldModel:
             skew = find_skew(matrix) if world > 1 else None
             rank = None if skew is None else int(matrix.rank_numbers[skew.row])
             _, text, is_delay = describe_skew(skew, rank, world)
-            self._odd = key, (rank if is_delay and delays else None, text if is_delay else "")
+            self._odd = key, (rank if is_delay else None, text if is_delay else "")
         return self._odd[1]
 
     def change_count(self, direction: int) -> str:

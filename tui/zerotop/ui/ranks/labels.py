@@ -67,6 +67,8 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
         takes = "averages" if skew.steps > 1 else "spends"
         text = f"{what} ({share} of an iteration){steps}: it {takes} {own} {phase}, {others} {usual}."
         on_average = "" if skew.is_in_each else " on average"
+        if skew.told is None and skew.timed_steps < skew.steps:
+            what = f"Rank {rank} delays {others} by {ESTIMATE_MARK}{format_duration(delay_s)}"
         return text, f"{what}{on_average} ({share}) {phase}.", skew.delays_others
     if skew.is_effect:
         most = _format_small(skew.longest_delay_s / skew.iteration_s)

@@ -9,7 +9,7 @@ from zerotop.analysis.ranks.matrix import METRIC_TABLES, RankMetric
 from zerotop.analysis.ranks.outliers import MEETING_METRICS, RankComparison, Skew
 from zerotop.ui.drawing.formatting import MISSING
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, fit_height, fit_row
+from zerotop.ui.drawing.rows import Row, fit_height, fit_row, row_width
 from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.ranks.iteration_bars import draw_iteration_bars
@@ -32,13 +32,15 @@ def draw_table(picture: RankPicture, width: int, height: int, glyphs: Glyphs, *,
     matrix = picture.matrix
     host = fit_text(sanitize(matrix.host_names[picture.chosen], glyphs), 16, glyphs, at_words=False)
     placed = place_columns(_build_columns(picture, glyphs), min(width, _MAX_WIDTH))
-    name: Row = (*panel_title(f"Rank {matrix.rank_numbers[picture.chosen]}", focused), (f" {host}", "muted"))
-    if width < 46:
-        name = panel_title(f"Rank {matrix.rank_numbers[picture.chosen]}", focused)
-    rows = [draw_rule(name, width, glyphs, placed)]
-    rows += [placed.draw_row(row, width, glyphs) for row in table]
+    title = panel_title(f"Rank {matrix.rank_numbers[picture.chosen]}", focused)
+    name: Row = title if width < 46 else (*title, (f" {host}", "muted"))
+    rows = [draw_rule(name, width, glyphs, placed), *(placed.draw_row(row, width, glyphs) for row in table)]
     has_samples = any(row.metric in METRIC_TABLES for row in table)
     notes = _describe_figures(picture, width, max(1, height - len(rows)), has_samples=has_samples)
+    if len(rows) >= height and not matrix.estimated_metrics:  # a title with the steps leaves all figures their rows
+        short: Row = (*title, (glyphs.to_plain(f" · mean, {_name_steps(picture)}"), "muted"))
+        if row_width(short) + 1 < placed.columns[1][1] + _FIGURE_WIDTH - len("rank"):
+            rows[0], notes = draw_rule(short, width, glyphs, placed), []
     rows[height - len(notes) :] = [fit_row(((f"  {glyphs.to_plain(note)}", "muted"),), width, glyphs) for note in notes]
     rows += draw_iteration_bars(picture, _name_usual(picture), width, height - len(rows), glyphs)
     return fit_height(rows, width, height, glyphs)
