@@ -265,8 +265,8 @@ async def test_a_screen_that_comes_back_is_painted_in_the_theme_of_now() -> None
         app = ZerotopApp(PlayedSource("story", lambda: 65.0), title="themes", glyphs=BLOCKS, clock=lambda: 0.0)
         async with app.run_test(size=(120, 40)) as pilot:
             app.theme = theme
-            await wait_while_busy(lambda: "fp16 stopped skipping" in read_screen(app))  # the search of findings is over
-            await pilot.pause()
+            while "fp16 stopped skipping" not in read_screen(app):  # the search of findings is not over
+                await pilot.pause(0.05)
             seen.append(read_painted(app))
             await pilot.press("2")
             app.theme = LIGHT_NAME

@@ -36,7 +36,7 @@ from zerotop.ui.iteration.drawing import ShownWaveform, draw_waveform, layout_he
 from zerotop.ui.iteration.labels import describe_bottleneck, describe_left_out
 from zerotop.ui.iteration.overlay_dialog import OverlayDialog
 from zerotop.ui.iteration.screen import IterationScreen
-from zerotop.ui.iteration.table import PhaseLine, choose_lines, draw_phases
+from zerotop.ui.iteration.table import PhaseLine, build_lines, choose_lines, draw_phases
 from zerotop_probe.recording.tables import PROCESSES
 
 
@@ -82,8 +82,8 @@ def fold_of(name: str, **how: Any) -> Any:
 async def test_the_story_in_one_sentence() -> None:
     async with open_app(recordings.open_recording("story")) as screen:
         text = screen.read_text()
-        assert "Iteration 2.67 s · median of 3, steps 11–13 · 4 ranks" in text
-        assert re.search(r"GPUs idle 1\.[67]\d s of 2\.67 s while 62 cores run the optimizer", text)
+        assert "Iteration 2.68 s · mean of 3, steps 11–13 · 4 ranks" in text
+        assert re.search(r"GPUs idle 1\.[67]\d s of 2\.68 s, 1\.[67]\d s of it while 62 cores run the optimizer", text)
         for words in ("backward", "cpu optim", "next iteration", "GPU %", "CPU/64", "power W", "Phases ms"):
             assert words in text, words
 
@@ -93,17 +93,24 @@ async def test_the_story_in_one_sentence() -> None:
     [
         ("z2-offload", "while 16 cores run the optimizer", "warn"),
         ("x4-z3", "cores run the optimizer", "warn"),
-        ("z2-oom", "of 485 ms; backward takes 86 %", "value"),
+        ("z2-oom", "of 486 ms; backward takes 86 %", "value"),
         ("gpu-clean", "NVML's means of 200 ms do not show when", "value"),
-        ("cpu-clean", "backward takes 20.6 ms of 34.4 ms; 2 ranks use 1.68 of 2 cores", "value"),
+        ("cpu-clean", "backward takes 20.8 ms of 35.2 ms; 2 ranks use 1.68 of 2 cores", "value"),
         ("hand-rank0", "52 iterations take 328 ms, 47 % of the time: code outside the phases 251 ms longer", "warn"),
-        ("cpu-slow", "code outside the phases takes 50.3 ms of 108 ms", "value"),
+        ("cpu-slow", "code outside the phases takes 51.3 ms of 111 ms", "value"),
     ],
 )
 def test_the_verdict_follows_the_evidence(name: str, words: str, style: str) -> None:
     text, how = describe_bottleneck(fold_of(name), BLOCKS)
     assert words in text
     assert how == style
+
+
+@pytest.mark.parametrize("name", ["story", "z2-offload", "hand-threads"])
+def test_the_idle_time_in_the_verdict_is_the_tables_total(name: str) -> None:
+    fold = fold_of(name)
+    whole = build_lines(fold, None)[-1]
+    assert f"{format_duration(whole.idle_s)} of {format_duration(fold.iteration_s)}" in describe_bottleneck(fold, BLOCKS)[0]
 
 
 def test_long_iterations_that_differ_are_reported_by_their_mean() -> None:
@@ -126,14 +133,14 @@ async def test_a_pinned_fold_is_behind_later_ones_and_survives_other_screens() -
         assert "skipped steps 1–8" in screen.read_text()
         await screen.press_keys("c", "end")
         text = screen.read_text()
-        assert "pinned: 884 ms, median of 8, skipped steps 1–8" in text
+        assert "pinned: 926 ms, mean of 8, skipped steps 1–8" in text
         assert "change" in text
-        assert "+1789" in text
+        assert "+1749" in text
         await screen.press_keys("1")
         assert not isinstance(screen.app.screen, IterationScreen)
         screen.app.action_switch("iteration")
         await screen.wait_until_settled()
-        assert "pinned: 884 ms" in screen.read_text()
+        assert "pinned: 926 ms" in screen.read_text()
         assert "pinned" not in await screen.press_keys("c")
 
 
@@ -141,7 +148,7 @@ async def test_another_recordings_fold_can_be_pinned() -> None:
     async with open_app(recordings.open_recording("z2-offload"), size=(160, 50)) as screen:
         screen.screen.pin_fold(fold_of("z3-offload-all"), "z3")
         await screen.wait_until_settled()
-        assert "z3: 457 ms, median of 11" in screen.read_text()
+        assert "z3: 458 ms, mean of 11" in screen.read_text()
         screen.screen.pin_fold(None)
         await screen.wait_until_settled()
         assert "z3:" not in screen.read_text()
@@ -172,7 +179,7 @@ async def test_another_recordings_iteration_is_chosen_from_a_list(own_folder: Re
         await screen.press_keys("backspace", "backspace", "3", "down", "up")
         await wait_until(screen.pilot, lambda: "z3-offload-all.zerotop" in screen.read_text())
         await screen.press_keys("enter")
-        await wait_until(screen.pilot, lambda: "z3-offload-all: 457 ms, median of 11" in screen.read_text())
+        await wait_until(screen.pilot, lambda: "z3-offload-all: 458 ms, mean of 11" in screen.read_text())
         assert "z3-offload-all" not in await screen.press_keys("c")
         await screen.press_keys("v")
         dialog = screen.app.screen
@@ -208,11 +215,11 @@ async def test_a_recording_that_cannot_be_overlaid_is_refused_with_the_reason(
 
 async def test_more_and_fewer_iterations_and_all_of_the_level() -> None:
     async with open_app(recordings.open_recording("z2-offload")) as screen:
-        assert "median of 21, steps 1–23" in screen.read_text()
-        assert "median of 20, steps 2–23" in await screen.press_keys("minus")
-        assert "median of 10, steps 13–23" in await screen.press_keys("minus")
-        assert "median of 20" in await screen.press_keys("plus")
-        assert "median of 21" in await screen.press_keys("L")
+        assert "mean of 21, steps 1–23" in screen.read_text()
+        assert "mean of 20, steps 2–23" in await screen.press_keys("minus")
+        assert "mean of 10, steps 13–23" in await screen.press_keys("minus")
+        assert "mean of 20" in await screen.press_keys("plus")
+        assert "mean of 21" in await screen.press_keys("L")
 
 
 async def test_other_signals_come_first_where_not_all_have_room() -> None:
@@ -387,7 +394,7 @@ def test_phases_within_others_give_way_first() -> None:
     assert choose_lines(found, 0) == []
     found[:0] = [make_line("data", 0, 0.5), make_line("backward", 0, 3.0)]
     shown = choose_lines(found, 4)
-    assert [(one.phase, one.median_s) for one in shown] == [
+    assert [(one.phase, one.mean_s) for one in shown] == [
         ("backward", 3.0),
         ("step", 5.0),
         ("2 others", 1.5),
@@ -458,7 +465,7 @@ async def test_sensors_slower_than_an_iteration_are_a_line_and_leave_room_for_th
 async def test_a_narrow_screen_shows_whole_means_and_the_whole_sentence() -> None:
     async with open_app(recordings.open_recording("hand-clean2"), size=(80, 24)) as seen:
         text = seen.read_text()
-        assert "The CPU sets the pace: its phases take 33.2 ms of 35.0 ms, kernels 12.8 ms" in text
+        assert "The CPU sets the pace: its phases take 32.1 ms of 34.0 ms, kernels 12.4 ms" in text
         (means,) = (line for line in text.splitlines() if line.startswith("means "))
         assert means.rstrip().endswith("MB/s")
 
@@ -466,9 +473,9 @@ async def test_a_narrow_screen_shows_whole_means_and_the_whole_sentence() -> Non
 async def test_where_the_cpu_sets_the_pace_launches_are_beside_what_the_gpu_computes() -> None:
     async with open_app(recordings.open_recording("hand-clean2"), size=(120, 50)) as seen:
         text = seen.read_text()
-        assert "The CPU sets the pace: its phases take 33.2 ms of 35.0 ms, kernels 12.8 ms" in text
+        assert "The CPU sets the pace: its phases take 32.1 ms of 34.0 ms, kernels 12.4 ms" in text
         bars = {line.split()[0]: line.count("▇") for line in text.splitlines() if line.startswith((" CPU l", " GPU c"))}
-        assert bars["CPU"] == pytest.approx(bars["GPU"] * 33.2 / 12.8, rel=0.1)
+        assert bars["CPU"] == pytest.approx(bars["GPU"] * 32.1 / 12.4, rel=0.1)
     async with open_app(recordings.open_recording("hand-fp32"), size=(120, 50)) as seen:
         assert "CPU launches" not in seen.read_text()  # the GPU is busy
 
@@ -478,12 +485,12 @@ async def test_a_gpu_that_a_thread_keeps_waiting_is_not_said_to_wait_for_launche
     async with open_app(recordings.open_recording("hand-threads"), size=(120, 50)) as seen:
         text = seen.read_text()
         assert "CPU launches" not in text
-        assert "The GPU idles 19.2 s of 19.2 s, 14.3 s of it in forward" in text
+        assert "The GPU idles 19.3 s of 19.3 s, 14.3 s of it in forward" in text
 
 
 async def test_a_change_that_only_counted_steps_tell_begins_another_fold() -> None:
     async with open_app(recordings.open_recording("gpu-counted-pause"), size=(120, 50)) as seen:
-        assert "Iteration 145 ms · median of 3, steps 27–49" in seen.read_text()
+        assert "Iteration 144 ms · mean of 3, steps 27–49" in seen.read_text()
 
 
 async def test_a_rank_that_pauses_every_few_steps_is_shown_first_too() -> None:

@@ -224,7 +224,7 @@ async def test_the_iteration_shows_values_under_the_mouse() -> None:
     async with app.run_test(size=SIZE) as pilot:
         await show_step(app, pilot, "iteration", 12)
         waves = app.screen.query_one(WaveformPanel)
-        await wait_until(pilot, lambda: "median of" in waves.plain_text())
+        await wait_until(pilot, lambda: "mean of" in waves.plain_text())
         await pilot.hover(waves, offset=(60, 10))
         await wait_until(pilot, lambda: waves.plain_text().split("\n")[1].startswith("at "))
         said = waves.plain_text().split("\n")[1]
@@ -239,7 +239,7 @@ async def test_the_wheel_averages_fewer_iterations() -> None:
         app.action_switch("iteration")
         await wait_until(pilot, lambda: isinstance(app.screen, IterationScreen) and app.screen.query(WaveformPanel))
         waves = app.screen.query_one(WaveformPanel)
-        await wait_until(pilot, lambda: "median of" in waves.plain_text())
+        await wait_until(pilot, lambda: "mean of" in waves.plain_text())
         before = waves.plain_text().split("\n")[0]
         waves.post_message(make_wheel_up(waves))
         await wait_until(pilot, lambda: waves.plain_text().split("\n")[0] != before)

@@ -188,7 +188,7 @@ async def test_the_iterations_of_two_that_are_compared_are_laid_over_one_another
         await wait_until(pilot, lambda: isinstance(start.app.screen, CompareScreen))
         await pilot.press("v")
         await wait_until(pilot, lambda: isinstance(start.app.screen, IterationScreen))
-        await wait_until(pilot, lambda: "story: 2.67 s, median of 3" in start.text())
+        await wait_until(pilot, lambda: "story: 2.68 s, mean of 3" in start.text())
         await pilot.press("q")
         await wait_until(pilot, lambda: isinstance(start.app.screen, StartScreen))
 

@@ -137,6 +137,16 @@ async def test_cores_and_runnable_threads_of_each_phase_are_beside_the_chart() -
         assert used + 20 < runnable  # the others wait
 
 
+async def test_time_in_counted_steps_is_explained_beside_the_chart() -> None:
+    for name, is_explained in (("hand-threads", True), ("story", False)):
+        app = app_of(open_recording(name))
+        async with app.run_test(size=(120, 40)) as pilot:
+            await open_threads(app, pilot)
+            rows = read_rows(app)
+            assert any(row.rstrip().endswith("■ counted") for row in rows) is is_explained
+            assert any("counted: of most short steps" in row for row in rows) is is_explained
+
+
 async def test_the_end_shows_the_last_step_and_a_moment_after_it_processes_that_have_ended() -> None:
     app = app_of(open_recording("story"))
     async with app.run_test(size=(120, 40)) as pilot:

@@ -34,7 +34,7 @@ ADVICE: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
     # With most of the device free nothing needs less memory.
     ("gpu-microscope", "peak_owner", ("12.65 GiB of 140 GiB",), ("lower", "Lower", "gradient_checkpointing")),
     ("z2-oom", "peak_owner", ("per_device_train_batch_size",), ()),
-    ("gpu-clean", "estimate_gap", ("estimates",), ("NCCL_BUFFSIZE",)),
+    ("gpu-clean", "estimate_gap", ("DeepSpeed says", "The estimate covers"), ("NCCL_BUFFSIZE",)),
     ("gpu-clean", "first_real_step", ("1.24 GiB of optimizer state",), ("offload", "nvme")),
     ("z2-oom", "first_real_step", ('"offload_optimizer": {"device": "cpu"}',), ()),
     # Nor less host memory while the host has room.

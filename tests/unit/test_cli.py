@@ -16,6 +16,7 @@ import pytest
 from recordings import FOLDER, open_recording
 from zerotop import commands
 from zerotop.cli import main
+from zerotop.command_line import _COMMANDS_BY_OTHER_NAME, _list_commands, build_parser
 from zerotop.commands.job.job_list import list_ranks
 from zerotop.recording.catalog import find_default_folder
 
@@ -56,6 +57,8 @@ def test_wrong_usage_exits_2_and_says_why(tmp_path: Path, arguments: tuple[str, 
         (("recordings", "--yes"), "zerotop recordings: error: --older-than"),
         (("replya",), "zerotop: error: there is no command 'replya'. Did you mean: zerotop replay?"),
         (("train.py",), "zerotop: error: there is no command 'train.py'. Did you mean: zerotop run -- python train.py?"),
+        (("summary", "x"), "zerotop: error: there is no command 'summary'. Did you mean: zerotop findings?"),
+        (("ls",), "zerotop: error: there is no command 'ls'. Did you mean: zerotop recordings?"),
         (("xyzzy",), "zerotop: error: there is no command 'xyzzy'. All are in zerotop --help."),
     ],
 )
@@ -66,6 +69,12 @@ def test_wrong_usage_is_reported_by_the_command_itself(
     shown = capsys.readouterr().err
     assert shown.splitlines()[-1].startswith(said)
     assert shown.startswith(f"usage: {said.partition(': error')[0]} [-h]")
+
+
+def test_other_names_are_of_commands_that_exist() -> None:
+    known = _list_commands(build_parser())
+    assert not _COMMANDS_BY_OTHER_NAME.keys() & known.keys()
+    assert {name.split()[0] for name in _COMMANDS_BY_OTHER_NAME.values()} <= known.keys()
 
 
 def test_options_that_the_help_does_not_show_are_not_suggested(capsys: pytest.CaptureFixture[str]) -> None:

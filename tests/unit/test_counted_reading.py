@@ -112,7 +112,7 @@ def test_the_job_as_a_whole(tmp_path: Path) -> None:
     assert "counted" in text
     pointed = "\n".join("".join(part for part, _ in row) for row in draw_iteration(view, 80, 14, BLOCKS, pointed=4))
     assert "step 4" in pointed
-    assert "no phases" in pointed
+    assert "■ counted" in pointed
     assert "forward" not in pointed
 
 

@@ -124,7 +124,7 @@ def test_the_colours_of_free_memory_rise_with_it_as_in_all_maps(three_ranks: Pat
 def test_the_table(three_ranks: Path) -> None:
     rows = draw_table(make_picture(three_ranks, rank=1), 46, 13, BLOCKS)
     assert [row_text(row).rstrip() for row in rows] == [
-        "Rank 1 node000 ──────── rank ── median ── diff",
+        "Rank 1 node000 ──────── rank ── others ── diff",
         "  delays others     93.4 ms    0.0 ms     more",
         "  iteration         1.00 s    1.00 s       0 %",
         "■ data               103 ms      9 ms      ×11",
@@ -202,7 +202,7 @@ def test_sentences_about_skew() -> None:
     late = Skew(44, 20, 8, RankMetric.DATA, 3, 0.31, 0.02, 2.75, 0.31, 0.31, 44)
     assert describe_skew(late, 3, 8) == (
         "Rank 3 delays the others by 310 ms (11 % of an iteration) in each step since step 20:"
-        " it spends 310 ms for its data, the others 20.0 ms.",
+        " it averages 310 ms for its data, the others 20.0 ms.",
         "Rank 3 delays the others by 310 ms (11 %) for its data.",
         True,
     )
@@ -211,7 +211,7 @@ def test_sentences_about_skew() -> None:
         " it spends 1.50 s between the phases, the other one 500 ms."
     )
     few = replace(late, since_step=None, timed_steps=12)
-    assert ", estimated from 12 of the last 44 steps: it spends" in describe_skew(few, 3, 8)[0]
+    assert ", estimated from 12 of the last 44 steps: it averages" in describe_skew(few, 3, 8)[0]
     assert ", estimated from 12 of the 44 steps since step 20: " in describe_skew(replace(few, since_step=20), 3, 8)[0]
     early = replace(late, delay_s=0.01)  # it makes up for its data in another phase: nobody waits for it
     assert describe_skew(early, 3, 8)[0].startswith(
@@ -264,7 +264,7 @@ def test_figures_are_of_the_steps_since_a_rank_began_to_delay_the_other() -> Non
 
 
 def test_a_finding_about_a_late_rank_is_of_the_steps_that_figures_are_of() -> None:
-    """Its first five steps showed 119 ms, or 49 % of an iteration; those since then 121 ms and 56 %."""
+    """Its first five steps showed 119 ms, or 49 % of an iteration; means of those since then are 121 ms and 56 %."""
     source = open_searched("held-straggler")
     frame = Viewer(source, None, lambda: 0.0).make_frame()
     (late,) = (finding for finding in frame.findings if finding.name == "straggler")
@@ -274,6 +274,20 @@ def test_a_finding_about_a_late_rank_is_of_the_steps_that_figures_are_of() -> No
     assert skew.since_step == late.step
     assert late.evidence["late_s"] == pytest.approx(skew.delay_s, abs=0.0015)
     assert late.cost == pytest.approx(skew.delay_share, abs=0.025)
+    assert late.headline == "Rank 0 delays each iteration by 120 ms (54 %) from step 12 on"
+    long, short, _ = describe_skew(skew, 0, 2)
+    assert long.startswith(
+        "Rank 0 delays the other one by 120 ms (54 % of an iteration) from step 12 on: it averages 121 ms "
+    )
+    assert short == "Rank 0 delays the other one by 120 ms (54 %) between the phases."
+
+
+def test_a_delay_that_differs_from_the_told_one_has_its_own_number(three_ranks: Path) -> None:
+    processes = RecordingSource(read_recording(three_ranks)).rank_steps
+    for late_s, said in ((0.1, "by 100 ms (11 %"), (0.4, "by 93.4 ms (9 %"), (math.nan, "by 93.4 ms (9 %")):
+        delays = (RankDelay(1, 0, 0, late_s, 0.11),)
+        skew = find_skew(RankMatrices().matrix_at(processes, 2**62, 64, meets_in_forward=False, delays=delays))
+        assert said in describe_skew(skew, 1, 3)[0]
 
 
 def test_sentence_table_and_map_are_of_the_same_steps() -> None:
@@ -296,7 +310,7 @@ def test_sentence_table_and_map_are_of_the_same_steps() -> None:
     timed, steps = picture.matrix.figured_steps, picture.matrix.recent_count
     assert timed < steps
     assert f"estimated from {timed} of the last {steps} steps" in " ".join(" ".join(read_map(drawn)).split())
-    assert any(f"estimated from {timed} of steps" in row_text(row) for row in draw_table(picture, 46, 13, BLOCKS))
+    assert any(f"≈ estimated from {timed} of them" in row_text(row) for row in draw_table(picture, 46, 13, BLOCKS))
     titles = [row for row in read_map(drawn) if "delays others ms" in row]
     assert all(title.endswith("+") for title in titles)  # the pauses are beyond the colours, which would hide all else
 
@@ -344,7 +358,23 @@ def test_the_table_always_says_which_steps_it_is_of() -> None:
     source = RecordingSource(open_recording("hand-rank0"))
     picture = Ranking(source).make_picture(Viewer(source, None, lambda: 0.0).make_frame(), 60)
     for width, height in ((80, 5), (80, 30), (46, 5), (46, 30)):
-        assert any("19 of steps 236–299" in row_text(row) for row in draw_table(picture, width, height, BLOCKS))
+        rows = [row_text(row) for row in draw_table(picture, width, height, BLOCKS)]
+        assert any("steps 236–299" in row for row in rows)
+        assert any("≈ estimated from 19 of" in row for row in rows)
+
+
+@pytest.mark.parametrize(("name", "is_estimate"), [("hand-rank0", True), ("hand-threads", True), ("held-straggler", False)])
+def test_estimated_figures_are_marked_in_the_table_and_beside_the_map(name: str, is_estimate: bool) -> None:
+    source = RecordingSource(open_recording(name))
+    picture = Ranking(source).make_picture(Viewer(source, None, lambda: 0.0).make_frame(), 60)
+    rows = [row_text(row) for row in draw_table(picture, 46, 30, BLOCKS)]
+    for label, is_marked in (("between phases", is_estimate), ("iteration", False), ("CPU cores", False)):
+        (row,) = (row for row in rows if label in row)
+        assert ("≈" in row) is is_marked
+    assert any("others: medians" in row for row in rows)
+    drawn = draw_map(picture, 90, 40, ASCII)
+    (section,) = (section for _, section in drawn.sections if section.metric is RankMetric.OTHER)
+    assert any("~" in row_text(row) for row in section.draw_rows()) is is_estimate
 
 
 def test_colours_of_a_time_that_few_steps_have_reach_up_to_it() -> None:

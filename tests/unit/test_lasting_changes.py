@@ -179,6 +179,43 @@ def test_frequent_checkpoints_are_counted_on(tmp_path: Path) -> None:
     assert saves.evidence["pause_s"] == pytest.approx(0.2 * saves.evidence["saves"])
 
 
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        pytest.param({}, None, id="no line"),
+        pytest.param({87: [(0, 1), (1, 2), (3, 4)]}, 87, id="one line"),
+        pytest.param({87: [(0, 1)], 120: [(1, 1), (2, 2), (4, 4), (8, 8)]}, 120, id="the line with most of the saves"),
+        pytest.param({87: [(0, 1)], 120: [(1, 1)], 130: [(2, 1)]}, None, id="no line with most of them"),
+    ],
+)
+def test_the_line_that_saves_is_named_without_samples(
+    tmp_path: Path, lines: dict[int, list[tuple[int, int]]], told: int | None
+) -> None:
+    """Each line has some of its saves: the index among all, and the number of the line's saves until then."""
+    write_parts(tmp_path, [[0.02, 0.04, 0.005, 0.005]] * 300, saved=range(60, 300, 10))
+    writer = EventWriter(str(tmp_path), make_identity(0))
+    for index, line, count in sorted((index, line, count) for line, known in lines.items() for index, count in known):
+        begin_ns = int(((60 + 10 * index) * 0.07 + index * 0.2 + 0.001) * S)
+        writer.write(begin_ns, events.CheckpointLine, saves=count, file="train.py", line=line, function="save")
+    writer.close()
+    (saves,) = find(tmp_path, checkpoint_pause.detect)
+    assert (f"train.py:{told}" in saves.headline) is ("saved at" in saves.details) is (told is not None)
+
+
+@pytest.mark.parametrize(("begins", "told"), [((4.25, 9.0), True), ((1.0, 1.005), False)])
+def test_one_long_save_has_the_line_that_began_it(tmp_path: Path, begins: tuple[float, float], told: bool) -> None:
+    write_parts(tmp_path, [[0.02, 0.04, 0.005, 0.005]] * 60, saved=())
+    identity = make_identity(0)
+    spans = [make_span(1.0, 1.01, "checkpoint_save", 14), make_span(4.2, 6.2, "checkpoint_save", 60)]
+    write_table(tmp_path, SPANS, identity, *spans).close()
+    writer = EventWriter(str(tmp_path), identity)
+    for line, begin in enumerate(begins, 87):
+        writer.write(int(begin * S), events.CheckpointLine, saves=1, file="train.py", line=line, function="save")
+    writer.close()
+    (pause,) = find(tmp_path, checkpoint_pause.detect)
+    assert ("train.py:87" in pause.details) is told
+
+
 @pytest.mark.parametrize(("step_s", "count", "told"), [(0.007, 4, "warning"), (0.007, 3, None), (0.07, 5, None)])
 def test_few_checkpoints_that_take_much_of_the_time(tmp_path: Path, step_s: float, count: int, told: str | None) -> None:
     """Each takes 0.2 s, which alone is no finding; other parts of the time are theirs if iterations are shorter."""

@@ -289,6 +289,29 @@ def test_near_parts_of_a_change_are_one_finding(
 @pytest.mark.parametrize(
     ("parts", "told"),
     [
+        ([(0.057, 109), (0.067, 22), (0.056, 80)], (129, "info")),
+        ([(0.05, 109), (0.1, 41), (0.05, 80)], (149, "warning")),
+        ([(0.05, 109), (0.1, 90), (0.05, 60)], (None, "warning")),
+        ([(0.05, 109), (0.1, 90), (0.05, 95)], (199, "warning")),
+    ],
+    ids=["cost little", "cost much", "not yet over", "over"],
+)
+def test_a_slowdown_ends_once_the_old_pace_has_lasted_as_long(
+    tmp_path: Path, parts: list[tuple[float, int]], told: tuple[int | None, str]
+) -> None:
+    """It is a warning then where it took much of the training time so far."""
+    write_steps(tmp_path, _levels(*parts))
+    (found,) = find_changes(tmp_path, WHOLE)
+    assert found.step == pytest.approx(109, abs=3)
+    until_step, severity = told
+    assert found.evidence.get("until_step") == (until_step and pytest.approx(until_step, abs=10))
+    assert found.severity.value == severity
+    assert all(find_changes(tmp_path, piece) == (found,) for piece in (3, 50))
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
         ([(0.024, 12), (0.013, 400)], []),  # it warmed up
         ([(0.04, 90), (0.02, 22), (0.04, 150)], []),
         ([(0.04, 90), (0.037, 300)], []),

@@ -44,7 +44,7 @@ print(sum(seen) / len(seen))
 
 def test_a_loop_in_python_is_seen() -> None:
     done = subprocess.run([sys.executable, "-c", SAMPLED], check=True, capture_output=True, text=True)
-    assert float(done.stdout) > 0.1  # at most 0.02 with the usual interval
+    assert float(done.stdout) > 0.05  # at most 0.02 with the usual interval; 0.1 on a machine with many others
 
 
 @pytest.fixture(autouse=True)

@@ -56,10 +56,10 @@ def read_labels(folder: Path, room: int, opened: str = "", rank: int | None = No
 
 
 def test_each_node_has_a_line_with_its_ranks_and_their_range(nodes: Path) -> None:
-    rows = [row_text(row).rstrip() for row in draw_map(make_picture(nodes), 70, 15, ASCII).rows]
-    assert rows[0] == "Ranks: delays others ms  odd nodes first ----------- 0 .:-=+*oO#@ 100+"
+    rows = [row_text(row).rstrip() for row in draw_map(make_picture(nodes), 72, 15, ASCII).rows]
+    assert rows[0] == "Ranks: delays others ms  odd nodes first ------------- 0 .:-=+*oO#@ 100+"
     assert rows[3] == " 2 nodes full, 1 reduced; clocks within 2.30 ms"
-    assert [(row[:15].rstrip(), row[57:].strip()) for row in rows[4:7]] == [
+    assert [(row[:15].rstrip(), row[59:].strip()) for row in rows[4:7]] == [
         (">+node005 40-47", "0-171"),
         (" +node001 8-15", "0-85"),
         (" +node000 0-7", "0"),

@@ -45,21 +45,21 @@ def test_an_environment_that_may_not_be_read_says_nothing() -> None:
 @pytest.mark.parametrize(("name", "events"), [("raylet", 1), ("other", 0)])
 def test_the_raylet_above_processes_of_the_job_is_reported_once(tmp_path: Path, name: str, events: int) -> None:
     shell = shutil.copy("/bin/sh", tmp_path / name)
-    command = [shell, "-c", "sleep 60 & sleep 60 & echo $!; wait"]
+    command = [shell, "-c", "sleep 60 & first=$!; sleep 60 & echo $first $!; wait"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={SHARE: "0.7", "PATH": "/bin:/usr/bin"}) as job:
         try:
             assert job.stdout is not None
-            last = int(job.stdout.readline())
-            wait_for(lambda: (found := ProcessHandle.from_pid(last)) is not None and found.is_alive())
+            first, last = map(int, job.stdout.readline().split())
+            wait_for(lambda: {Path(f"/proc/{pid}/comm").read_text() for pid in (first, last)} == {"sleep\n"})
             root = ProcessHandle.from_pid(job.pid)
             assert root is not None
             writer = EventWriter(str(tmp_path), make_identity(-1))
             finder = RankFinder(str(tmp_path), root, writer, inherited={})
-            assert [finder.add_actor(pid) for pid in (last - 1, last)] == [True, True]
+            assert [finder.add_actor(pid) for pid in (first, last)] == [True, True]
             writer.close()
             assert (find_raylet(last) == job.pid) is bool(events)
         finally:
-            subprocess.run(["kill", str(last - 1), str(last)], check=False)
+            subprocess.run(["kill", str(first), str(last)], check=False)
             job.kill()
     found = read_node_events(tmp_path, "ray_monitor")
     assert [(event["pid"], event["share"]) for event in found] == [(job.pid, 0.7)] * events

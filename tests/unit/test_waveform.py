@@ -110,10 +110,10 @@ def test_skipped_and_long_iterations_are_left_out_and_counted(tmp_path: Path) ->
     assert (fold.first_step, fold.last_step) == (12, 59)
 
 
-def test_of_one_iteration_there_is_no_median(tmp_path: Path) -> None:
+def test_of_one_iteration_there_is_no_mean(tmp_path: Path) -> None:
     Job(60, skip=10, long=12).write_recording(tmp_path)
     fold = fold_recording(tmp_path, number=100)
-    assert labels.describe_fold(fold) == "median of 48, steps 12–59"
+    assert labels.describe_fold(fold) == "mean of 48, steps 12–59"
     assert labels.describe_fold(replace(fold, iterations=1, first_step=59)) == "step 59"
     assert labels.describe_fold(replace(fold, iterations=1, first_step=59, skipped=True)) == "skipped step 59"
 
@@ -263,16 +263,19 @@ def test_device_times_are_those_of_the_phase() -> None:
     fold = WaveformCache(recording).fold_at(recording.last_written_ns)
     assert fold is not None
     rows = {row.phase: row for row in fold.phases}
-    assert rows["backward"].device_s == pytest.approx(rows["backward"].median_s, rel=0.05)
+    assert rows["backward"].device_s == pytest.approx(rows["backward"].mean_s, rel=0.05)
     assert np.isnan(rows["other"].device_s)
 
 
-def test_shares_of_phases_add_up_where_medians_do_not() -> None:
-    recording = open_recording("unseen-drift")
+@pytest.mark.parametrize("name", ["unseen-drift", "hand-foreach", "story", "x4-z3", "cpu-clean"])
+def test_phases_and_their_shares_add_up_to_the_iteration(name: str) -> None:
+    recording = open_recording(name)
     fold = WaveformCache(recording).fold_at(recording.last_written_ns)
     assert fold is not None
     outer = [row for row in fold.phases if not row.depth]
-    assert sum(row.median_s for row in outer) != pytest.approx(fold.iteration_s, rel=0.01)
+    assert sum(row.mean_s for row in outer) == pytest.approx(fold.iteration_s, rel=1e-6)
+    for row in outer:
+        assert sum(end - begin for begin, end in row.intervals) == pytest.approx(row.mean_s, rel=1e-6)
     assert sum(row.share for row in outer) == pytest.approx(1.0, abs=1e-6)
 
 

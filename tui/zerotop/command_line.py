@@ -37,6 +37,16 @@ from zerotop.commands.options.sweep_options import add_sweep_commands
 
 _COMPLETION_VARIABLE = "_ARGCOMPLETE"  # set by the script of ``zerotop completions``
 _TAKES_COMMAND = ("run", "sweep", "fit", "estimate")
+# What other tools call the same.
+_COMMANDS_BY_OTHER_NAME = {
+    **dict.fromkeys(("summary", "summarize", "analyze", "explain", "diagnose"), "findings"),
+    **dict.fromkeys(("show", "view", "open", "play"), "replay"),
+    **dict.fromkeys(("list", "ls"), "recordings"),
+    **dict.fromkeys(("delete", "rm", "prune"), "recordings --prune"),
+    **dict.fromkeys(("start", "launch", "exec", "record"), "run"),
+    **dict.fromkeys(("watch", "monitor", "top"), "attach"),
+    "diff": "compare",
+}
 _NEGATIVE = re.compile(r"-\.?\d")  # Python 3.14 reads values this way: before it, -1GB and -5:10 were options
 
 _EPILOG = """
@@ -143,7 +153,8 @@ def _describe_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -
 def _check_name(parser: argparse.ArgumentParser, name: str) -> None:
     """Refuse an unknown command with the nearest one; argparse would list all."""
     if name not in (commands := _list_commands(parser)):
-        likely = difflib.get_close_matches(name, commands, 1)
+        known = _COMMANDS_BY_OTHER_NAME.get(name)
+        likely = [known] if known else difflib.get_close_matches(name, commands, 1)
         script = f"run -- python {name}" if name.endswith(".py") else ""
         meant = f"Did you mean: zerotop {(likely or [script])[0]}?" if likely or script else "All are in zerotop --help."
         parser.error(f"there is no command {escape_unprintable(name)!r}. {meant}")

@@ -37,6 +37,7 @@ from zerotop_probe.inside.node_start import start_part
 from zerotop_probe.inside.oom_recorder import OomRecorder
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.stacks import busy_threads, stack_sampler
+from zerotop_probe.inside.stacks.saving_lines import SavingLines
 from zerotop_probe.inside.ticker import Ticker
 from zerotop_probe.recording import directory, events, redact
 from zerotop_probe.recording.interruptions import is_interruption
@@ -59,6 +60,7 @@ class Probe:
         self.library = TrainingLibrary()
         self.debug_modes = DebugModes(self.meter)
         self.cache_clearing = CacheClearing(self.meter)
+        self.saving_lines = SavingLines(self.meter)
         self.unused_graphs = GraphWatch(self.meter)
         self.setting_lines = SettingLines(self.meter)
         self.watch = TrainingWatch(self.meter, self.setting_lines)
@@ -132,6 +134,7 @@ class Probe:
         wants_stacks = self._wants_stacks()
         self.debug_modes.begin_recording(recorder.write_event, names_lines=wants_stacks)
         self.cache_clearing.begin_recording(recorder.write_event, names_lines=wants_stacks)
+        self.saving_lines.begin_recording(recorder.write_event, names_lines=wants_stacks)
         self.unused_graphs.begin_recording(recorder.write_event, names_lines=wants_stacks)
         self.graph_replays.begin_recording(recorder.write_event, names_lines=wants_stacks)
         recorder.costs.write_more = self.debug_modes.write_changes

@@ -588,6 +588,14 @@ class StreamWaits(Event):
     starved: list[int]  # number of waits at which the compute stream was idle
 
 
+class CheckpointLine(CodePlace, Event):
+    """A line of the job's own code begins to save a checkpoint: written with its first, second, fourth, eighth save, and so
+    on.
+    """
+
+    saves: int  # saves from this line so far, with this one
+
+
 class CacheCleared(CodePlace, Event):
     """A line of the job's own code emptied the allocator's cache: written with its first, second, fourth, eighth call, and
     so on.

@@ -56,4 +56,5 @@ class CheckpointHooks(TrainingHooks):
         if recorder.stack and recorder.find_phase("eval") is None:
             return None
         self.resume_training(time_ns)
+        self._probe.saving_lines.note_save(time_ns)
         return recorder.begin_span(time_ns, "checkpoint_save", self._probe.engines.get_position())

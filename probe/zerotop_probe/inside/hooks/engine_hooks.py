@@ -304,6 +304,8 @@ class EngineHooks(TrainingHooks):
             state, recorder = self._find_state(time_ns, engine), self._probe.recorder
             if state is None or recorder is None or recorder.find_phase(phase):
                 return None
+            if phase == "checkpoint_save":
+                self._probe.saving_lines.note_save(time_ns)
             return recorder.begin_span(time_ns, phase, state.get_position())
 
         return begin_phase

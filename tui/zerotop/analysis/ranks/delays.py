@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -16,15 +17,22 @@ class RankDelay(NamedTuple):
 
     rank: int
     begin_ns: int  # unix time at which its first slow step began
+    step: int | None = None  # the first slow one
+    late_s: float = math.nan  # by how much it delays each iteration, as its finding says; NaN where it tells something else
+    share: float = math.nan  # of an iteration
 
 
 def list_delays(findings: Iterable[Finding], ranks: int) -> tuple[RankDelay, ...]:
     """Return the delays by single ranks of ``ranks``, in the order in which they became known."""
     return tuple(
-        RankDelay(finding.ranks[0], finding.begin_ns)
-        for finding in findings
-        if finding.name in _KINDS and len(finding.ranks) == 1 and ranks > 1
+        _read_delay(finding) for finding in findings if finding.name in _KINDS and len(finding.ranks) == 1 and ranks > 1
     )
+
+
+def _read_delay(finding: Finding) -> RankDelay:
+    late_s = finding.evidence.get("late_s", math.nan)
+    share = late_s / finding.evidence.get("iteration_s", math.nan)
+    return RankDelay(finding.ranks[0], finding.begin_ns, finding.step, late_s, share)
 
 
 class Hang(NamedTuple):

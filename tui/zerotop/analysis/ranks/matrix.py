@@ -68,6 +68,7 @@ class RankMatrix:
     recent_count: int = 0  # number of newest steps that belong together; figures are of them
     is_delayed: bool = False  # they are the steps since a rank began to delay the others
     meets_in_forward: bool = False  # ranks wait for each other in the forward, too
+    delays: tuple[RankDelay, ...] = ()  # known at the cursor
 
     @property
     def recent_steps(self) -> Ints:
@@ -115,6 +116,14 @@ class RankMatrix:
             _estimate_phases(times, counted[begin : begin + _ESTIMATED_RANKS])
         times[RankMetric.WAIT] = _compute_waits(times, self.meets_in_forward)
         return times
+
+    @cached_property
+    def estimated_metrics(self) -> frozenset[RankMetric]:
+        """The metrics whose figures are not only of recorded values: see :attr:`figured_times`."""
+        if not self.times or not self.has_phases:
+            return frozenset()
+        pairs = ((metric, self.cut_recent(self.times[metric]), values) for metric, values in self.figured_times.items())
+        return frozenset(metric for metric, own, values in pairs if not np.array_equal(own, values, equal_nan=True))
 
     @property
     def has_phases(self) -> bool:
@@ -178,7 +187,7 @@ class RankMatrices:
             matrix = _build_matrix(attempt, counts, max(1, columns), meets_in_forward)
             delayed = next((count for delay in reversed(delays) if (count := _count_delayed(matrix, delay))), None)
             recent = min(delayed or RECENT_STEPS, _count_after_skipping(matrix.skipped), _count_after_start(matrix))
-            self._last = replace(matrix, recent_count=recent, is_delayed=delayed is not None)
+            self._last = replace(matrix, recent_count=recent, is_delayed=delayed is not None, delays=delays)
         return self._last
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.ranks.delays import RankDelay
 from zerotop.analysis.ranks.matrix import Matrix, RankMatrix, RankMetric, compute_median
 
 Ints = NDArray[np.intp]
@@ -15,6 +16,7 @@ ALIKE_SHARE = 0.03  # of an iteration or a sampled value: ranks that differ by l
 _ONSET_SHARE = 0.9  # share of the steps since a difference began that show it
 WARNING_SHARE = 0.1  # of an iteration: larger differences are a warning
 _DELAY_SHARE = 0.05  # of an iteration: a rank for which others wait this long is shown first
+_SAME_DELAY = 1.25  # times: by as much a delay differs from the one that a finding told of a part of its steps
 _FEWEST_TIMED = 8  # steps with phases that show it, in many
 _MIN_LAG_S = 0.001  # smaller differences are noise of the clocks
 # Phases without communication show causes. In the others ranks wait for each other, so they show effects too.
@@ -83,6 +85,7 @@ class Skew:
     meets_in_forward: bool = False  # ranks wait for each other in the forward, too
     is_in_each: bool = True  # most of the steps show it; else it is an average
     most_s: float = 0.0  # the largest difference of a rank from the usual one, longer or shorter, in any phase
+    told: RankDelay | None = None  # the same delay, as a finding has measured it
 
     @property
     def lag_s(self) -> float:
@@ -148,7 +151,16 @@ def find_skew(matrix: RankMatrix) -> Skew | None:
         differs = lag_s >= find_least_difference(metric, matrix, matrix.times[metric])
         weighted.append((differs, weight * lag_s, metric, row))
     _, _, metric, row = max(weighted, key=lambda entry: entry[:2])
-    return _measure_skew(matrix, metric, row)
+    skew = _measure_skew(matrix, metric, row)
+    return replace(skew, told=_find_told(matrix, skew))
+
+
+def _find_told(matrix: RankMatrix, skew: Skew) -> RankDelay | None:
+    """Return the last delay of this rank that findings tell; None where it is not of about the length it has now."""
+    rank = int(matrix.rank_numbers[skew.row])
+    told = next((delay for delay in reversed(matrix.delays) if delay.rank == rank), None)
+    is_same = told is not None and skew.delays_others and 1 / _SAME_DELAY <= skew.delay_s / told.late_s <= _SAME_DELAY
+    return told if is_same else None
 
 
 def _is_alone(metric: RankMetric, meets_in_forward: bool) -> bool:

@@ -1,6 +1,6 @@
 """Chooses the iterations to fold, and maps their moments to positions in the folded iteration.
 
-Each phase of each iteration is stretched to the position of the median phase: an iteration with a longer backward has its
+Each phase of each iteration is stretched to its mean position: an iteration with a longer backward has its
 backward where the others have theirs.
 """
 
@@ -170,13 +170,10 @@ class AlignedIterations:
         return np.asarray(self.spans["end_ns"] - self.spans["begin_ns"], np.float64) / 1e9
 
     @property
-    def median_bounds(self) -> Floats:
-        """Position of each boundary in the median iteration: seconds from its begin."""
-        pieces = np.median(np.diff(self.bounds, axis=1), axis=0)
-        total = float(np.median(self.bounds[:, -1] - self.bounds[:, 0]))
-        positions = np.concatenate(([0.0], np.cumsum(pieces)))
-        scaled: Floats = positions * (total / positions[-1]) if positions[-1] > 0 else positions
-        return scaled
+    def mean_bounds(self) -> Floats:
+        """Mean position of each boundary, in seconds from the begin of its iteration: means of phases add up to it."""
+        positions: Floats = (self.bounds - self.bounds[:, :1]).mean(axis=0)
+        return positions
 
     def build_stretches(self, reference: Floats) -> list[PhaseStretch]:
         """Return the phases of the folded iteration, by begin."""

@@ -37,7 +37,7 @@ class WaveformFold:
     left_out: dict[str, int]  # others between the first and last step, by reason: see ``ChosenIterations``
     long: alignment.LongIterations | None
     skipped: bool  # the updates of the folded iterations were skipped
-    iteration_s: float
+    iteration_s: float  # mean of the folded iterations, as of their phases
     stretches: tuple[alignment.PhaseStretch, ...]
     phases: tuple[PhaseRow, ...]
     signals: dict[str, Signal]
@@ -82,7 +82,7 @@ def fold_iterations(
         part = _align_follower(other, steps)
         if part is not None and _has_same_phases(part, aligned):
             parts.append(part)
-    reference = np.mean([part.median_bounds for part in parts], axis=0)
+    reference = np.average([part.mean_bounds for part in parts], axis=0, weights=[len(part.bounds) for part in parts])
     if reference[-1] <= 0:  # of damaged records: iterations without length have no shape
         return None
     stretches = tuple(aligned.build_stretches(reference))

@@ -49,7 +49,7 @@ def compute_idle_s(fold: WaveformFold, row: PhaseRow) -> float:
     if "utilization" not in fold.signals or not fold.signals["utilization"].resolved:
         return math.nan
     used = compute_signal_mean(fold, "utilization", row.intervals)
-    return math.nan if math.isnan(used) else row.median_s * max(0.0, 1 - used / 100)
+    return math.nan if math.isnan(used) else row.mean_s * max(0.0, 1 - used / 100)
 
 
 def find_idle_time(fold: WaveformFold) -> IdleTime:
@@ -76,7 +76,7 @@ def _waits_for_optimizer(fold: WaveformFold, row: PhaseRow, seconds: float, core
     """
     if row.phase != "step" or math.isnan(cores) or not fold.signals["cores"].resolved:
         return False
-    long = seconds >= SPIKE_GAP_S and seconds >= SPIKE_SHARE * fold.iteration_s and seconds >= _WAITS * row.median_s
+    long = seconds >= SPIKE_GAP_S and seconds >= SPIKE_SHARE * fold.iteration_s and seconds >= _WAITS * row.mean_s
     usual = compute_signal_mean(
         fold, "cores", [interval for other in fold.phases if other.phase in _WORK for interval in other.intervals]
     )
@@ -100,7 +100,7 @@ def find_launch_time(fold: WaveformFold) -> LaunchTime | None:
     """Return how long the CPU launches what the GPUs compute in less time; None where the CPU does not set the pace."""
     used = compute_signal_mean(fold, "utilization", [(0.0, fold.iteration_s)])
     cores = compute_signal_mean(fold, "cores", [(0.0, fold.iteration_s)])
-    other_s = sum(row.median_s for row in fold.phases if row.depth == 0 and row.phase not in _LAUNCHING)
+    other_s = sum(row.mean_s for row in fold.phases if row.depth == 0 and row.phase not in _LAUNCHING)
     launch_s = fold.iteration_s - other_s
     is_waiting = _LEAST_BUSY_SHARE <= used / 100 < _BUSY_SHARE  # no NaN
     has_pace = is_waiting and cores >= _LAUNCHING_CORES * max(1, fold.process_count)

@@ -25,10 +25,10 @@ class PhaseRow:
     phase: str
     depth: int
     span_count: int  # in an iteration: one for each micro-step
-    median_s: float
+    mean_s: float  # those of the outermost phases and OTHER add up to the iteration
     p90_s: float
-    share: float  # of the time of all folded iterations, so that shares add up where medians do not
-    device_s: float  # median time on the device
+    share: float  # of the time of all folded iterations
+    device_s: float  # mean time on the device
     intervals: tuple[tuple[float, float], ...]  # (begin, end) of each span in the folded iteration
 
 
@@ -69,10 +69,12 @@ def _build_row(
     whole_s: float,
     intervals: tuple[tuple[float, float], ...],
 ) -> PhaseRow:
-    median, known = float(np.median(seconds)), on_device[np.isfinite(on_device)]
+    known = on_device[np.isfinite(on_device)]
     share = float(seconds.sum()) / whole_s if whole_s > 0 else 0.0
-    device = float(np.median(known)) if len(known) else float("nan")
-    return PhaseRow(phase, depth, span_count, median, float(np.quantile(seconds, 0.9)), share, device, intervals)
+    device = float(known.mean()) if len(known) else float("nan")
+    return PhaseRow(
+        phase, depth, span_count, float(seconds.mean()), float(np.quantile(seconds, 0.9)), share, device, intervals
+    )
 
 
 def _find_gaps(outer: Sequence[PhaseStretch], iteration_s: float) -> tuple[tuple[float, float], ...]:

@@ -11,6 +11,11 @@ LEFT_OUT_TERM = (
     "+3 columns, +busy",
     "In a heading: columns that are left out because there is no room for them, by number or by name.",
 )
+COUNTED_TERM = (
+    "counted",
+    "Of very short steps most are only counted, to keep to the budget: their times are exact, their phases unknown.\n"
+    "They are blank in charts of phases. zerotop run --budget 100 records each step in full.",
+)
 PACE_TERM = (
     "s/it, it/s",
     "Seconds per iteration, or iterations per second; U switches. In the header the mean of the last ten; of an ended\n"

@@ -21,7 +21,7 @@ _MIN_OTHER_CORES, _MIN_OTHER_SHARE = 0.5, 0.03
 _PHASE_WORDS = {
     "": "starting",
     "other": "outside",
-    "unknown": "no phases",
+    "unknown": "counted",
     "grads_to_cpu": "grads→cpu",
     "params_to_gpu": "params→gpu",
     "cpu_optimizer": "cpu optim",

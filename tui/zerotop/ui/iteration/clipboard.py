@@ -24,9 +24,9 @@ def format_waveform(fold: WaveformFold) -> str:
 
 def format_phases(fold: WaveformFold, pinned: WaveformFold | None) -> str:
     """Return a row for each phase, and one for the whole iteration."""
-    names = ("phase", "depth", "median_s", "p90_s", "share", "device_s", "idle_s", "cores", "pinned_s")
+    names = ("phase", "depth", "mean_s", "p90_s", "share", "device_s", "idle_s", "cores", "pinned_s")
     rows: list[tuple[object, ...]] = [names]
     for line in build_lines(fold, pinned):
-        numbers = (line.median_s, line.p90_s, line.share, line.device_s, line.idle_s, line.cores, line.pinned_s)
+        numbers = (line.mean_s, line.p90_s, line.share, line.device_s, line.idle_s, line.cores, line.pinned_s)
         rows.append((line.phase, line.depth, *numbers))
     return format_tsv(rows)

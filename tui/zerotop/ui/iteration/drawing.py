@@ -108,7 +108,7 @@ def _draw_aside(shown: ShownWaveform, width: int) -> Row:
 
 
 def describe_pinned(shown: ShownWaveform) -> str:
-    """Describe the pinned fold: ``pinned: 884 ms, median of 8, skipped steps 1-8``; "" without one."""
+    """Describe the pinned fold: ``pinned: 926 ms, mean of 8, skipped steps 1-8``; "" without one."""
     if shown.pinned is None:
         return ""
     return f"{shown.pinned_name or 'pinned'}: {format_duration(shown.pinned.iteration_s)}, {describe_fold(shown.pinned)}"

@@ -28,7 +28,7 @@ _REASONS = {
 
 
 def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
-    """Return a description of the bottleneck and its style: ``GPUs idle 1.70 s of 2.67 s while 62 cores run ...``."""
+    """Return a description of the bottleneck and its style: ``GPUs idle 1.70 s of 2.68 s, 1.69 s of it ...``."""
     if fold.long is not None and fold.long.count >= _FEWEST_LONG and fold.long.usual_share >= _MIN_LONG_SHARE:
         return _describe_long(fold.long, glyphs), "warn"
     idle = find_idle_time(fold)
@@ -46,12 +46,13 @@ def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
             f"{gpus} {_choose_verb(fold)} busy {busy * 100:.0f} % of {total}; NVML's means of 200 ms do not show when",
             "value",
         )
+    idle_s, longest_s = format_duration(idle.total_s), format_duration(idle.longest_s)
     if idle.is_optimizer:
         cores = "1 core runs the optimizer" if round(idle.cores) == 1 else f"{idle.cores:.0f} cores run the optimizer"
-        return f"{gpus} {verb} {format_duration(idle.longest_s)} of {total} while {cores}", "warn"
+        return f"{gpus} {verb} {idle_s} of {total}, {longest_s} of it while {cores}", "warn"
     if idle.total_s >= _MIN_IDLE_SHARE * fold.iteration_s:
-        return f"{gpus} {verb} {format_duration(idle.total_s)} of {total}{_describe_idle(idle, glyphs)}", "warn"
-    busiest = max((row for row in fold.phases if row.depth == 0), key=lambda row: row.median_s)
+        return f"{gpus} {verb} {idle_s} of {total}{_describe_idle(idle, glyphs)}", "warn"
+    busiest = max((row for row in fold.phases if row.depth == 0), key=lambda row: row.mean_s)
     work = f"{gpus} {_choose_verb(fold)} busy {format_duration(fold.iteration_s - idle.total_s)} of {total}"
     return f"{work}; {_name_phase(busiest.phase, glyphs)} takes {busiest.share * 100:.0f} %", "value"
 
@@ -83,9 +84,9 @@ def _describe_idle(idle: IdleTime, glyphs: Glyphs) -> str:
 
 
 def _describe_cores(fold: WaveformFold, glyphs: Glyphs) -> str:
-    longest = max((row for row in fold.phases if row.depth == 0), key=lambda row: row.median_s)
+    longest = max((row for row in fold.phases if row.depth == 0), key=lambda row: row.mean_s)
     phase, total = _name_phase(longest.phase, glyphs), format_duration(fold.iteration_s)
-    text = f"{phase} takes {format_duration(longest.median_s)} of {total}"
+    text = f"{phase} takes {format_duration(longest.mean_s)} of {total}"
     if "cores" not in fold.signals:
         return text
     used = fold.signals["cores"].compute_mean(0.0, fold.iteration_s)
@@ -100,11 +101,11 @@ def describe_processes(fold: WaveformFold) -> str:
 
 
 def describe_fold(fold: WaveformFold) -> str:
-    """Return what was folded: ``median of 21, steps 1–23``, ``skipped step 3``."""
+    """Return what was folded: ``mean of 21, steps 1–23``, ``skipped step 3``."""
     skipped = "skipped " if fold.skipped else ""
     if fold.first_step == fold.last_step:
         return f"{skipped}step {fold.first_step}"
-    return f"median of {fold.iterations}, {skipped}steps {fold.first_step}–{fold.last_step}"
+    return f"mean of {fold.iterations}, {skipped}steps {fold.first_step}–{fold.last_step}"
 
 
 def describe_ranks(fold: WaveformFold) -> str:

@@ -97,7 +97,7 @@ class SampleTable(_FoldPanel):
 def _describe_missing(folding: FoldModel, frame: Frame) -> tuple[tuple[str, str], ...]:
     """Say why nothing can be folded, and how to change that."""
     if folding.is_busy:
-        return (("Folding iterations …", "muted"),)
+        return (("Adding up the iterations …", "muted"),)
     is_over = frame.view.job.state.is_over
     if folding.waveforms.has_steps(frame.view.cursor_ns):
         if is_over:

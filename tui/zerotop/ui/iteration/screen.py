@@ -46,8 +46,9 @@ class IterationScreen(MonitorScreen):
     TERMS = (
         (
             "folded",
-            "Many iterations aligned phase by phase, as an oscilloscope does: the line is the median,\n"
-            "the band holds 10 to 90 % of the values. By default, all iterations since the pace last changed.",
+            "Many iterations aligned phase by phase, as an oscilloscope does. Times are means, which add "
+            "up; of a signal the\n"
+            "line is the median, and the band holds 10 to 90 %. By default, all iterations since the pace last changed.",
         ),
         (
             "GPU %",

@@ -26,7 +26,7 @@ class PhaseLine:
 
     phase: str
     depth: int
-    median_s: float
+    mean_s: float
     p90_s: float | None
     share: float | None
     device_s: float | None
@@ -38,7 +38,7 @@ class PhaseLine:
 
 def build_lines(fold: WaveformFold, pinned: WaveformFold | None) -> list[PhaseLine]:
     """Return a line for each phase, and last the whole iteration."""
-    before = {(row.phase, row.depth): row.median_s for row in pinned.phases} if pinned is not None else {}
+    before = {(row.phase, row.depth): row.mean_s for row in pinned.phases} if pinned is not None else {}
     phases = [_build_line(fold, row, before.get((row.phase, row.depth), math.nan)) for row in fold.phases]
     cores = compute_signal_mean(fold, "cores", [(0.0, fold.iteration_s)])
     before_s = pinned.iteration_s if pinned is not None else math.nan
@@ -49,7 +49,7 @@ def build_lines(fold: WaveformFold, pinned: WaveformFold | None) -> list[PhaseLi
 def _build_line(fold: WaveformFold, row: PhaseRow, pinned_s: float) -> PhaseLine:
     resolved = "cores" in fold.signals and fold.signals["cores"].resolved
     cores = compute_signal_mean(fold, "cores", row.intervals) if resolved else math.nan
-    numbers = (row.median_s, row.p90_s, row.share, row.device_s, compute_idle_s(fold, row), cores, pinned_s)
+    numbers = (row.mean_s, row.p90_s, row.share, row.device_s, compute_idle_s(fold, row), cores, pinned_s)
     return PhaseLine(row.phase, row.depth, *numbers, row.span_count)
 
 
@@ -74,21 +74,21 @@ def choose_lines(lines: list[PhaseLine], room: int) -> list[PhaseLine]:
     kept = [line for line in lines if not line.depth]
     outer = len(kept) - 1
     if outer >= room >= 3:
-        longest = sorted(kept[:-1], key=lambda line: -line.median_s)[: room - 2]
+        longest = sorted(kept[:-1], key=lambda line: -line.mean_s)[: room - 2]
         others = [line for line in kept[:-1] if line not in longest]
         return [*(line for line in kept if line in longest), _merge_lines(others), kept[-1]]
     kept = list(lines)
     while len(kept) > max(0, room):
         inner = [line for line in kept if line.depth] or kept[:-1] or kept
-        kept.remove(min(inner, key=lambda line: line.median_s))
+        kept.remove(min(inner, key=lambda line: line.mean_s))
     return kept
 
 
 def _merge_lines(lines: list[PhaseLine]) -> PhaseLine:
-    medians, shares, idle, pinned = (
-        sum(getattr(line, name) or 0.0 for line in lines) for name in ("median_s", "share", "idle_s", "pinned_s")
+    means, shares, idle, pinned = (
+        sum(getattr(line, name) or 0.0 for line in lines) for name in ("mean_s", "share", "idle_s", "pinned_s")
     )
-    return PhaseLine(f"{len(lines)} others", 0, medians, None, shares, None, idle, math.nan, pinned)
+    return PhaseLine(f"{len(lines)} others", 0, means, None, shares, None, idle, math.nan, pinned)
 
 
 def _build_columns(fold: WaveformFold, pinned: bool, unit: str, factor: float, glyphs: Glyphs) -> list[Column[PhaseLine]]:
@@ -101,7 +101,7 @@ def _build_columns(fold: WaveformFold, pinned: bool, unit: str, factor: float, g
         return ((glyphs.to_plain(text), style if not math.isnan(seconds) else "muted"),)
 
     def draw_change(line: PhaseLine) -> Row:
-        more = line.median_s - line.pinned_s
+        more = line.mean_s - line.pinned_s
         if math.isnan(more):
             return draw_figure(math.nan)
         least = 0.5 * 10.0**-decimals
@@ -110,7 +110,7 @@ def _build_columns(fold: WaveformFold, pinned: bool, unit: str, factor: float, g
 
     columns = [
         Column[PhaseLine]("phase", 14, 9, lambda line, width: _draw_name(line, glyphs), left=True),
-        Column[PhaseLine]("median", _FIGURE_WIDTH, 9, lambda line, width: draw_figure(line.median_s, "value")),
+        Column[PhaseLine]("mean", _FIGURE_WIDTH, 9, lambda line, width: draw_figure(line.mean_s, "value")),
         Column[PhaseLine]("p90", _FIGURE_WIDTH, 5, lambda line, width: draw_figure(line.p90_s)),
     ]
     if pinned:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotop.ui.dialogs.help_terms import LEFT_OUT_TERM, PACE_TERM, SIZES_TERM
+from zerotop.ui.dialogs.help_terms import COUNTED_TERM, LEFT_OUT_TERM, PACE_TERM, SIZES_TERM
 
 TERMS: tuple[tuple[str, str], ...] = (
     (
@@ -53,11 +53,7 @@ TERMS: tuple[tuple[str, str], ...] = (
         "The loss that the training logged last, and its trend from the first one on, as the Trainer, Lightning or\n"
         "DeepSpeed's monitor has it, else as the job prints it. The timeline has gradient norm and learning rate too.",
     ),
-    (
-        "counted",
-        "Of very short steps most are only counted, to keep to the budget: their times are exact, their phases unknown.\n"
-        "They are blank in charts of phases. zerotop run --budget 100 records each step in full.",
-    ),
+    COUNTED_TERM,
     (
         "outside DeepSpeed",
         "The rest of an iteration: logging, callbacks, evaluation, checkpoints, and waiting for data outside the engine.\n"

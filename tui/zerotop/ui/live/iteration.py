@@ -183,7 +183,7 @@ def _draw_legend(view: LiveView, pointed: int | None, scale: Scale, width: int, 
     iterations = view.iterations
     places = np.flatnonzero(iterations.step == (-1 if pointed is None else pointed))
     place = int(places[0]) if len(places) else _find_last(iterations)
-    words = {"other": "outside", "unknown": "no phases"}
+    words = {"other": "outside", "unknown": "counted"}
     # A long word where it leaves room for the figure.
     whole = {"other": view.job.engine.outside_text, "stages": "between stages"}
     words |= {name: word for name, word in whole.items() if len(word) < width - 8}

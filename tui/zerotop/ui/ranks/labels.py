@@ -10,6 +10,7 @@ from zerotop.analysis.ranks.outliers import ALIKE_SHARE, WARNING_SHARE, Skew
 from zerotop.ui.charts import choose_scale
 from zerotop.ui.drawing.formatting import format_duration, format_fixed
 
+ESTIMATE_MARK = "≈"
 _PHASE_PHRASES = {
     RankMetric.DATA: "for its data",
     RankMetric.OTHER: "between the phases",
@@ -29,6 +30,12 @@ def choose_unit(metric: RankMetric, largest: float) -> tuple[str, float]:
 def format_figure(value: float, largest: float, width: int) -> str:
     """Format a value with the decimals that suit values up to ``largest``, both in the same unit."""
     return format_fixed(value, 2 if largest < 9.995 else 1 if largest < 99.95 else 0, width)
+
+
+def format_estimate(value: float, largest: float, width: int, *, is_estimate: bool) -> str:
+    """Format a value as :func:`format_figure` does, with a mark if it is an estimate."""
+    text = format_figure(value, largest, width)
+    return f"{ESTIMATE_MARK}{text.strip()}".rjust(width) if is_estimate and text.startswith(" ") else text
 
 
 def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str, str, bool]:
@@ -53,10 +60,12 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
     others = "the other one" if ranks == 2 else "the others"
     own, usual = format_duration(skew.own_s), format_duration(skew.usual_s)
     share, phase = format_percent(skew.iteration_share), _PHASE_PHRASES[skew.metric]
-    spends = f"it spends {own} {phase}, {others} {usual}"
     if skew.is_waited_for:
-        what, share = f"Rank {rank} delays {others} by {format_duration(skew.delay_s)}", format_percent(skew.delay_share)
-        text = f"{what} ({share} of an iteration){_name_steps(skew)}: {spends}."
+        delay_s, delay_share = (skew.told.late_s, skew.told.share) if skew.told else (skew.delay_s, skew.delay_share)
+        what, share = f"Rank {rank} delays {others} by {format_duration(delay_s)}", format_percent(delay_share)
+        steps = f" from step {skew.told.step} on" if skew.told else _name_steps(skew)
+        takes = "averages" if skew.steps > 1 else "spends"
+        text = f"{what} ({share} of an iteration){steps}: it {takes} {own} {phase}, {others} {usual}."
         on_average = "" if skew.is_in_each else " on average"
         return text, f"{what}{on_average} ({share}) {phase}.", skew.delays_others
     if skew.is_effect:

@@ -150,10 +150,10 @@ class RanksScreen(MonitorScreen):
             "one that the others wait for first. The innermost line is on top; lines of libraries are dim.",
         ),
         (
-            "median",
+            "other, others",
             "Times are means of the last 64 steps, or of those since a rank began to delay the others, or since fp16\n"
-            "stopped skipping steps; where some were only counted, of the others. Memory and cores are medians. Beside\n"
-            "them are those of the median rank, of two ranks the other's.",
+            "stopped skipping steps; phases of steps that were only counted are estimated (≈). Memory and cores are\n"
+            "medians. Beside them are those of the median rank, of two ranks the other's.",
         ),
         (
             "nodes",

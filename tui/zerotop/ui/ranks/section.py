@@ -15,7 +15,7 @@ from zerotop.ui.drawing.formatting import choose_ticks
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, align_ends, fit_row, merge_spans, row_width
 from zerotop.ui.drawing.table import draw_rule
-from zerotop.ui.ranks.labels import choose_unit, format_figure
+from zerotop.ui.ranks.labels import choose_unit, format_estimate, format_figure
 from zerotop.ui.ranks.lines import MapPlan, compute_line_values
 from zerotop.ui.ranks.model import RankPicture
 
@@ -170,7 +170,8 @@ class Section:
         """Return the usual value of a line's rank; where nodes have lines, the range of those of a node's ranks."""
         _, factor = choose_unit(self.metric, self.heat_range[1])
         ends = self.usual_ranges[:, index] if self.shape.figure_width > FIGURE_WIDTH else (self.usual_values[index],)
-        told = [format_figure(float(end) * factor, self.heat_range[1] * factor, FIGURE_WIDTH).strip() for end in ends]
+        largest, is_estimate = self.heat_range[1] * factor, self.metric in self.picture.matrix.estimated_metrics
+        told = [format_estimate(float(end) * factor, largest, FIGURE_WIDTH, is_estimate=is_estimate).strip() for end in ends]
         return "–".join(dict.fromkeys(told)).rjust(self.shape.figure_width)
 
     def _choose_line(self, row: int) -> tuple[int, bool]:

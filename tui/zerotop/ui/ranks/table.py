@@ -9,11 +9,11 @@ from zerotop.analysis.ranks.matrix import METRIC_TABLES, RankMetric
 from zerotop.analysis.ranks.outliers import MEETING_METRICS, RankComparison, Skew
 from zerotop.ui.drawing.formatting import MISSING
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, fit_height, fit_row, row_width
+from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.ranks.iteration_bars import draw_iteration_bars
-from zerotop.ui.ranks.labels import choose_unit, format_figure
+from zerotop.ui.ranks.labels import ESTIMATE_MARK, choose_unit, format_estimate
 from zerotop.ui.ranks.model import RankPicture
 
 _FIGURE_WIDTH = 9
@@ -35,36 +35,41 @@ def draw_table(picture: RankPicture, width: int, height: int, glyphs: Glyphs, *,
     name: Row = (*panel_title(f"Rank {matrix.rank_numbers[picture.chosen]}", focused), (f" {host}", "muted"))
     if width < 46:
         name = panel_title(f"Rank {matrix.rank_numbers[picture.chosen]}", focused)
-    steps: Row = ((glyphs.to_plain(f" · {_name_steps(picture)}"), "muted"),)
-    has_room = row_width((*name, *steps)) + 1 < placed.columns[1][1] + _FIGURE_WIDTH - len("rank")
-    rows = [draw_rule((*name, *steps) if has_room else name, width, glyphs, placed)]
+    rows = [draw_rule(name, width, glyphs, placed)]
     rows += [placed.draw_row(row, width, glyphs) for row in table]
-    if not has_room:
-        note = _describe_figures(picture, width, has_samples=any(row.metric in METRIC_TABLES for row in table))
-        rows[height - 1 :] = [fit_row(((f"  {note}", "muted"),), width, glyphs)]
+    has_samples = any(row.metric in METRIC_TABLES for row in table)
+    notes = _describe_figures(picture, width, max(1, height - len(rows)), has_samples=has_samples)
+    rows[height - len(notes) :] = [fit_row(((f"  {glyphs.to_plain(note)}", "muted"),), width, glyphs) for note in notes]
     rows += draw_iteration_bars(picture, _name_usual(picture), width, height - len(rows), glyphs)
     return fit_height(rows, width, height, glyphs)
 
 
 def _name_usual(picture: RankPicture) -> str:
-    return "other" if len(picture.matrix.processes) == 2 else "median"
+    return "other" if len(picture.matrix.processes) == 2 else "others"
 
 
-def _describe_figures(picture: RankPicture, width: int, *, has_samples: bool) -> str:
-    """Return how the figures were made, and of which steps."""
-    how = "estimated from" if picture.matrix.figured_steps < picture.matrix.recent_count else "means of"
-    note = f"{how} {_name_steps(picture)}"
-    if not has_samples:
-        return note
-    whole = f"times: {note}; others: medians"
-    return whole if len(whole) + 2 <= width else f"times: {note}"
+def _describe_figures(picture: RankPicture, width: int, most: int, *, has_samples: bool) -> list[str]:
+    """Return how the figures were made, and of which steps, in at most ``most`` lines: one or two."""
+    matrix, samples = picture.matrix, "; others: medians" if has_samples else ""
+    times = f"{'times: ' if has_samples else ''}means of {_name_steps(picture)}"
+    if not matrix.estimated_metrics:
+        lines = [times, samples.removeprefix("; ")]
+    elif most > 1:
+        lines = [times, f"{ESTIMATE_MARK} estimated from {matrix.figured_steps} of them{samples}"]
+    else:
+        return [f"{ESTIMATE_MARK} estimated from {matrix.figured_steps} of {_name_steps(picture)}"]
+    whole = "; ".join(line for line in lines if line)
+    return [whole] if len(whole) + 2 <= width else [line for line in lines if line][:most]
 
 
 def _build_columns(picture: RankPicture, glyphs: Glyphs) -> list[Column[RankComparison]]:
+    def draw_value(value: float, row: RankComparison, width: int, style: str) -> Row:
+        return _draw_value(value, row, width, style, is_estimate=row.metric in picture.matrix.estimated_metrics)
+
     columns: list[Column[RankComparison]] = [
         Column("", 16, 9, lambda row, _: _draw_name(row, glyphs), grows=True, left=True),
-        Column("rank", _FIGURE_WIDTH, 9, lambda row, width: _draw_value(row.own, row, width, "value")),
-        Column(_name_usual(picture), _FIGURE_WIDTH, 5, lambda row, width: _draw_value(row.usual, row, width, "text")),
+        Column("rank", _FIGURE_WIDTH, 9, lambda row, width: draw_value(row.own, row, width, "value")),
+        Column(_name_usual(picture), _FIGURE_WIDTH, 5, lambda row, width: draw_value(row.usual, row, width, "text")),
         Column("diff", 7, 7, lambda row, width: _draw_difference(row, picture.skew, width, glyphs)),
     ]
     return columns if len(picture.matrix.processes) > 1 else columns[:2]
@@ -76,10 +81,11 @@ def _draw_name(row: RankComparison, glyphs: Glyphs) -> Row:
     return ((f"{swatch} ", style or "text"), (row.metric.value.label, "text"))
 
 
-def _draw_value(value: float, row: RankComparison, width: int, style: str) -> Row:
+def _draw_value(value: float, row: RankComparison, width: int, style: str, *, is_estimate: bool) -> Row:
     largest = max(abs(row.own), abs(row.usual))
     unit, factor = choose_unit(row.metric, largest)
-    return ((f"{format_figure(value * factor, largest * factor, width - 4)} {unit:<3}"[:width].rjust(width), style),)
+    figure = format_estimate(value * factor, largest * factor, width - 4, is_estimate=is_estimate)
+    return ((f"{figure} {unit:<3}"[:width].rjust(width), style),)
 
 
 def _draw_difference(row: RankComparison, skew: Skew | None, width: int, glyphs: Glyphs) -> Row:
@@ -99,5 +105,4 @@ def _draw_difference(row: RankComparison, skew: Skew | None, width: int, glyphs:
 def _name_steps(picture: RankPicture) -> str:
     """Name the steps that the figures are of."""
     first, last = (int(picture.matrix.recent_steps[place]) for place in (0, -1))
-    figured, count = picture.matrix.figured_steps, picture.matrix.recent_count
-    return f"{f'{figured} of ' if figured < count else ''}steps {first}–{last}" if first < last else f"step {last}"
+    return f"steps {first}–{last}" if first < last else f"step {last}"

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis.live_view import Floats
+from zerotop.analysis.processes.phases import UNSEEN_NAME
 from zerotop.ui.drawing.formatting import format_fixed
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style, phase_word
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.drawing.table import PlacedColumns
-from zerotop.ui.drawing.text import fit_text
+from zerotop.ui.drawing.text import fit_text, wrap_text
 
 _HEADING = "by phase"
+_COUNTED = "counted: of most short steps only the time is recorded, not the phases, so as not to slow the job"
+_COUNTED_ROWS = 4
 _NAME_WIDTH = 12  # cells that a phase's name needs
 _FIRST = 2  # of the placed columns: cores, runnable threads, and one that is wide enough for a phase's name
 
@@ -29,6 +32,8 @@ def draw_phase_means(
     phases: Sequence[str], used: Floats, runnable: Floats, placed: PlacedColumns[Any], glyphs: Glyphs
 ) -> list[Row]:
     """Draw a heading and a row for each phase, in the order in which they appear, from the end of the chart on.
+
+    Below them it says why no phase is known of some of the time.
 
     ``phases``, ``used`` and ``runnable`` have a value for each column of the chart.
     """
@@ -53,6 +58,10 @@ def draw_phase_means(
                 (fit_text(word, name - 2, glyphs, at_words=False), "muted"),
             )
         )
+    if UNSEEN_NAME in phases:
+        begin, end = cores_begin, name_begin + name
+        lines = wrap_text(_COUNTED, end - begin, _COUNTED_ROWS, glyphs)
+        rows += [(), *(((f" {line}", "muted"),) for line in lines)]
     return rows
 
 

@@ -19,7 +19,7 @@ from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.pointed_panel import PointedPanel
 from zerotop.ui.charts import GrowingScales
-from zerotop.ui.dialogs.help_terms import LEFT_OUT_TERM
+from zerotop.ui.dialogs.help_terms import COUNTED_TERM, LEFT_OUT_TERM
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import describe_no_ranks
 from zerotop.ui.drawing.layout import GAP, Box
@@ -63,6 +63,7 @@ class ThreadsScreen(MonitorScreen):
             "Only the busiest threads of each rank are recorded, twice a second. The others are only counted:\n"
             "most of them are idle, like unused thread pools. With them, the cores add up to those of the rank.",
         ),
+        COUNTED_TERM,
         LEFT_OUT_TERM,
     )
 

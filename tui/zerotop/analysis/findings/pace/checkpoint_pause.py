@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.code_line import CodeLine, read_line
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.lines.line_findings import line_values
-from zerotop.analysis.findings.support.lines.stack_lines import Delay, await_line
+from zerotop.analysis.findings.support.lines.stack_lines import Delay, StackLine, await_line
 from zerotop.analysis.findings.support.links import Kinds, is_counted
 from zerotop.analysis.findings.support.thresholds import SPIKE_SIMILAR_SHARE
 from zerotop.recording.samples import Ints, Rows
+from zerotop_probe.recording.events import CheckpointLine
 
 _KIND = FindingKind(
     name="checkpoint_pause",
@@ -39,6 +41,8 @@ _MORE_SAVES = 8
 # A pause is worth a finding if it is longer than these seconds and these iterations.
 PAUSE_SECONDS = 1.0
 PAUSE_ITERATIONS = 2.0
+# Of frequent saves from several lines, one is named whose saves took this share of their time.
+_LINE_SHARE = 0.5
 
 
 class _Pause(NamedTuple):
@@ -63,7 +67,8 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report the first long pause of each attempt, later ones longer by SPIKE_SIMILAR_SHARE, and frequent pauses."""
     for (delay, kind, evidence, step), found in window.await_each(_find_pauses(window), lambda one: await_line(one.delay)):
         period = round(evidence.get("period", 1))
-        values = line_values(found.line) | {"every": f"each {period} steps" if period > 1 else "each step"}
+        line = found.line or _find_saving_line(delay, is_one=kind is _KIND)
+        values = line_values(line) | {"every": f"each {period} steps" if period > 1 else "each step"}
         times = delay.begin_ns, delay.end_ns
         yield kind.at(window.subject, *times, evidence, known_ns=found.known_ns, step=step, **values)
 
@@ -118,3 +123,34 @@ def _measure_often(lead: Process, begins: Ints, ends: Ints, before: Rows) -> _Pa
 
 def _make_delay(lead: Process, begin_ns: int, end_ns: int) -> Delay:
     return Delay(lead, "checkpoint_save", int(begin_ns), int(end_ns), int(end_ns))
+
+
+def _find_saving_line(delay: Delay, *, is_one: bool) -> StackLine | None:
+    """Return the line whose saves took most of the time; stacks of short saves are seldom sampled.
+
+    Some of the saves of each line are known, with their number until then; None is the line of those without an own one.
+    ``is_one``: of a single save that is not among them, only the line of all saves is known.
+    """
+    process, total_s = delay.process, (delay.end_ns - delay.begin_ns) / 1e9
+    saves = process.read_rare_phases("checkpoint_save")
+    begins, ends = process.compute_begins(saves), saves.times
+    counts: dict[CodeLine | None, int] = {}
+    known_s: dict[CodeLine | None, list[float]] = {}
+    for event in process.events_of(CheckpointLine):
+        index, line = int(np.searchsorted(ends, event.unix_ns, "right")), read_line(event)
+        if index == len(ends) or begins[index] > event.unix_ns or ends[index] > delay.known_ns:
+            continue
+        if is_one and delay.begin_ns <= event.unix_ns < delay.end_ns:
+            return _make_line(line, total_s, 1.0) if line is not None else None
+        counts[line] = event.saves or 1
+        known_s.setdefault(line, []).append(float(ends[index] - begins[index]) / 1e9)
+    shares = {line: counts[line] * sum(each) / len(each) for line, each in known_s.items()}
+    if not shares or (is_one and len(shares) > 1):
+        return None
+    most = max(shares, key=lambda line: shares[line])
+    share = shares[most] / sum(shares.values())
+    return _make_line(most, total_s * share, share) if most is not None and share >= _LINE_SHARE else None
+
+
+def _make_line(line: CodeLine, seconds: float, share: float) -> StackLine:
+    return StackLine(line.file, line.line, line.function, (), seconds, share)

@@ -16,7 +16,7 @@ from zerotop.analysis.findings.support.causes.step_change import StepChange
 from zerotop.analysis.findings.support.causes.training_causes import check_training
 from zerotop.analysis.findings.support.lines import line_findings
 from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, find_line
-from zerotop.analysis.findings.support.steps.runs import find_first_run
+from zerotop.analysis.findings.support.steps.runs import find_run_begins
 from zerotop.analysis.findings.support.thresholds import MORE_STEPS, NEAR_STEPS, SHOWN_SHARE
 from zerotop.analysis.stats.change_points import SHIFT_STEPS
 from zerotop.analysis.stats.wander import BLOCK
@@ -26,8 +26,8 @@ from zerotop.recording.samples import Rows
 _BACK_SHARE = 0.1
 # For so long (ns) the line of a change is looked for with each event that has samples; then with the levels only.
 _SAMPLED_NS = 60 * 10**9
-# Blocks of steps in a row that are nearer to the level before: the change has passed.
-_PASSED_BLOCKS = 10
+# A change has passed after as many blocks of steps nearer to the level before as it lasted; at least, and at most, so many.
+_PASSED_BLOCKS = 2, 10
 
 
 class ToldShift(NamedTuple):
@@ -169,16 +169,18 @@ def _find_later_line(shift: PaceShift, known_ns: int) -> StackLine | None:
 
 
 def _find_passed(one: _Followed, steps: Rows) -> tuple[int, int] | None:
-    """Return the last step of a change, and when that was known: after _PASSED_BLOCKS in a row nearer to the old level."""
+    """Return the last step of a change, and when that was known: once the level before has lasted as long as the change."""
     shift, later = one.shift, steps[np.searchsorted(steps["step"], one.shift.step) :]
-    count, begin = len(later) // BLOCK, max(0, one.blocks - _PASSED_BLOCKS)
+    least, most = _PASSED_BLOCKS
+    begin, count = max(0, one.blocks - most), len(later) // BLOCK
     seconds = later["iteration_s"][begin * BLOCK : count * BLOCK].reshape(-1, BLOCK)
     is_back = np.median(seconds, axis=1) < (shift.before_s + shift.after_s) / 2  # false for NaN
-    first, one.blocks = find_first_run(is_back, _PASSED_BLOCKS), count
-    if first is None:
+    firsts, one.blocks = begin + find_run_begins(is_back), count
+    passed = np.flatnonzero(np.arange(begin, count) + 1 - firsts >= np.clip(firsts, least, most))
+    if not len(passed):
         return None
-    first = (begin + first) * BLOCK
-    return int(later["step"][max(first - 1, 0)]), int(later["end_unix_ns"][first + _PASSED_BLOCKS * BLOCK - 1])
+    first, last = int(firsts[passed[0]]), begin + int(passed[0])
+    return int(later["step"][max(first * BLOCK - 1, 0)]), int(later["end_unix_ns"][(last + 1) * BLOCK - 1])
 
 
 def _outlasts(shift: PaceShift, until_step: int, known_ns: int) -> bool:
