@@ -123,7 +123,7 @@ def test_jobs_that_slurm_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert read_ended_jobs(jobs) == {}
 
 
-def test_parameters() -> None:
+def test_cluster_parameters_are_parsed() -> None:
     assert parse_parameters(["partition=gpu", "--gpus-per-node=2", "timeout_min=60", "time-min=5", "mem_gb=8"]) == {
         "slurm_partition": "gpu",
         "gpus_per_node": 2,

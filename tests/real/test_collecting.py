@@ -14,12 +14,13 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import growing_recording
+from agents import wait_for
 from nats_servers import SERVER, TOKEN, NatsServer, make_certificate
 from programs import ZEROTOP, make_environment
 from terminals import Terminal
@@ -95,13 +96,6 @@ def programs(tmp_path: Path) -> Iterator[Programs]:
     found = Programs(tmp_path)
     yield found
     found.end()
-
-
-def wait_for(true: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it does not come"
-        time.sleep(0.1)
 
 
 def read_files(folder: Path) -> dict[str, bytes]:

@@ -76,7 +76,7 @@ def test_an_engine_without_optimizer(without_optimizer: Counted, number: int) ->
     assert not rank.find_events("probe_error")
 
 
-def test_its_memory(without_optimizer: Counted) -> None:
+def test_memory_of_an_engine_without_an_optimizer(without_optimizer: Counted) -> None:
     recording = Recording.open(without_optimizer.recording)
     view = read_memory_view(recording.at(recording.last_written_ns))
     assert view.setup is not None

@@ -240,7 +240,7 @@ time.sleep(600)
     assert row["locked_bytes"] == row["pinned_bytes"] == row["swap_bytes"] == 0
 
 
-def test_the_host(tmp_path: Path, start_job: Start) -> None:
+def test_the_host_is_sampled(tmp_path: Path, start_job: Start) -> None:
     start_job(*build_python_command(SLEEP))
     row = rows_of(tmp_path, "hosts", 3)[2]
     assert row["memory_total_bytes"] == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -108,7 +108,7 @@ def every_run(counted: Counted, number: int) -> None:
 
 
 @BOTH
-def test_whose_bytes(offloaded_run: Counted, number: int) -> None:
+def test_offloaded_states_are_counted_as_host_memory_of_the_rank(offloaded_run: Counted, number: int) -> None:
     """The master weights and both moments of this rank's share, in four bytes each."""
     rank, _ = offloaded_run.read_rank(number)
     (engine,) = rank.find_events("engine")
@@ -222,7 +222,7 @@ def test_engine_facts(offloaded_run: Counted, number: int) -> None:
 
 
 @BOTH
-def test_hello(offloaded_run: Counted, number: int) -> None:
+def test_the_hello_event_has_ranks_and_world_size(offloaded_run: Counted, number: int) -> None:
     rank, own = offloaded_run.read_rank(number)
     (hello,) = rank.find_events("hello")
     assert (hello["rank"], hello["local_rank"], hello["node_rank"], hello["world_size"]) == (

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import nodes
+from agents import wait_for
 from nats_servers import SERVER
-from nodes_job import NodesJob, start_nodes, wait_for
+from nodes_job import NodesJob, start_nodes
 from programs import ZEROTOP
 from rank_recordings import Rank
 from zerotop.recording.reader import Recording

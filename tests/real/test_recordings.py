@@ -45,7 +45,7 @@ def read_output(recording: Recording) -> str:
     return read_output_tail(recording.at(recording.last_written_ns), 1 << 20).decode()
 
 
-def test_there_are_all() -> None:
+def test_every_recording_has_labels_and_all_are_small() -> None:
     assert set(recordings.list_recordings()) == set(recordings.read_labels()) >= set(EXPECTED)
     assert sum(recordings.find_packed_file(name).stat().st_size for name in recordings.list_recordings()) < 8_000_000
 
@@ -101,7 +101,7 @@ def test_the_view_at_any_cursor(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_exports(name: str) -> None:
+def test_every_table_of_a_recording_is_exported(name: str) -> None:
     recording = recordings.open_recording(name)
     for table in TABLES:
         stream = io.BytesIO()

@@ -91,7 +91,7 @@ async def test_charts_are_drawn_zoomed_and_switched(open_report: browser.Page) -
     await wait_until(open_report, "document.querySelector('#chart-gpu-memory .u-legend').innerText.includes('37.7 max')")
 
 
-async def test_it_fits_a_phone(open_report: browser.Page) -> None:
+async def test_the_page_fits_a_phone(open_report: browser.Page) -> None:
     await open_report.call_method(
         "Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=3, mobile=True
     )

@@ -20,9 +20,10 @@ import pytest
 
 import nodes
 import zerotop_probe
+from agents import wait_for
 from nats_servers import SERVER, make_certificate
 from nodes import Node
-from nodes_job import NodesJob, start_nodes, wait_for
+from nodes_job import NodesJob, start_nodes
 from programs import ZEROTOP
 from rank_recordings import Rank
 from real_jobs import BIN

@@ -20,6 +20,7 @@ import pytest
 
 import browser
 import recordings
+from agents import wait_for
 from web_servers import PATIENCE_S, Serving, client_of, is_running, start_serving
 from zerotop.cli import main
 from zerotop.commands.serve import has_local_browser
@@ -122,10 +123,7 @@ async def test_windows_end_with_their_connection(state_folder: Path) -> None:
                 while b"LlamaForCausalLM" not in seen:
                     seen += (await socket.receive(timeout=PATIENCE_S)).data
                 assert len(server.children()) == 1
-            deadline = time.monotonic() + PATIENCE_S
-            while server.children():
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_for(lambda: not server.children(), PATIENCE_S)
 
 
 async def test_windows_end_with_the_server(state_folder: Path) -> None:
@@ -146,10 +144,7 @@ async def test_windows_end_with_the_server(state_folder: Path) -> None:
             await socket.receive(timeout=PATIENCE_S)
             (window,) = server.children()
             process.kill()
-        deadline = time.monotonic() + PATIENCE_S
-        while is_running(window):
-            assert time.monotonic() < deadline, "the window goes on"
-            time.sleep(0.05)
+        wait_for(lambda: not is_running(window), PATIENCE_S)
 
 
 def test_a_recording_cannot_be_a_command(state_folder: Path) -> None:
@@ -224,10 +219,8 @@ def test_the_opened_browser_gets_a_token_for_one_visit(state_folder: Path) -> No
         assert process.stdout is not None
         server = Serving(process, process.stdout.readline().split()[-1])
         try:
-            deadline = time.monotonic() + PATIENCE_S
-            while not (state_folder / "opened").exists() or not (address := (state_folder / "opened").read_text().strip()):
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            opened = state_folder / "opened"
+            address = wait_for(lambda: opened.exists() and opened.read_text().strip(), PATIENCE_S)
             assert address.startswith(f"{server.plain}?token=")
             assert address != server.address
             assert [get_page(address)[0], get_page(address)[0], get_page(server.address)[0]] == [200, 403, 200]
@@ -268,7 +261,4 @@ async def test_the_program_runs_in_a_real_browser(state_folder: Path, tmp_path: 
             while "-closed" not in await page.evaluate_script("document.body.className"):
                 time.sleep(0.05)
         assert [address for address in page.requested if not address.startswith(server.plain)] == []
-        deadline = time.monotonic() + PATIENCE_S
-        while server.children():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: not server.children(), PATIENCE_S)

@@ -29,7 +29,7 @@ def run_in_foreground(recording: Path, *command: str, **options: Any) -> subproc
     return subprocess.run(arguments, check=False, timeout=60, **options)
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Wait until a condition holds; return its value."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -13,13 +12,6 @@ from nodes import Cluster
 from programs import ZEROTOP
 from rank_recordings import Rank
 from real_jobs import make_environment
-
-
-def wait_for(true: Callable[[], object], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it does not come"
-        time.sleep(0.1)
 
 
 class NodesJob:

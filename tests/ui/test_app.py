@@ -389,14 +389,14 @@ class TestLeaving:
         assert seen.job.stops == 0
 
     @pytest.mark.parametrize("keys", [["d"], ["l"], ["enter"]])
-    async def test_detach(self, keys: list[str]) -> None:
+    async def test_the_leave_dialog_detaches(self, keys: list[str]) -> None:
         seen = Watch("story", 64.0)
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q", *keys)
         assert seen.app.return_value is Leaving.DETACHED
 
     @pytest.mark.parametrize("keys", [["c"], ["escape"], ["down", "down", "enter"]])
-    async def test_cancel(self, keys: list[str]) -> None:
+    async def test_the_leave_dialog_can_be_cancelled(self, keys: list[str]) -> None:
         seen = Watch("story", 64.0)
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q", *keys)
@@ -544,7 +544,7 @@ SIZES = [(80, 24), (120, 40), (200, 50), (300, 90), (40, 24), (40, 10), (20, 6),
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("name", "seconds"), [("story", 64.0), ("host-killed", 200.0)])
-async def test_sizes(name: str, seconds: float, size: tuple[int, int]) -> None:
+async def test_every_terminal_size_is_filled(name: str, seconds: float, size: tuple[int, int]) -> None:
     seen = Watch(name, seconds)
     async with seen.app.run_test(size=size) as pilot:
         for keys in ([], ["left"], ["q"]):

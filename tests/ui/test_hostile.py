@@ -51,7 +51,7 @@ async def test_panels_pass_on_printable_text_only(glyphs: Glyphs) -> None:
         assert text.isprintable()
 
 
-async def test_a_notice() -> None:
+async def test_markup_in_a_notification_is_drawn_literally() -> None:
     seen = Watch("story", 65.0)
     async with seen.app.run_test(size=(120, 40), notifications=True) as pilot:
         seen.app.notify(NASTY)

@@ -298,7 +298,7 @@ def test_dead_and_late_ranks_come_first(many_ranks: LiveView) -> None:
     assert rows[5].startswith("… 60 more ranks")
 
 
-def test_gpus() -> None:
+def test_the_gpu_panel_in_a_few_lines() -> None:
     assert read_texts(draw_gpu(view_at("story", 64.0), 60, 3, BLOCKS)) == [
         "GPU ─ last 12 s ─────────────── % ── W  °C D2H GB/s H2D GB/s",
         "GPU 0 ▅▃▇▇      ▁▇▅   ▆▇▁  ▃▇  90  177  40      1.6      0.1",

@@ -41,7 +41,7 @@ def test_as_far_back_as_there_are_lines(back: Scrollback) -> None:
     assert back.make_pane(LINES[-200:]).lines_below == 0
 
 
-def test_new_lines_do_not_move_it(back: Scrollback) -> None:
+def test_new_lines_do_not_move_the_scrolled_output(back: Scrollback) -> None:
     back.scroll_lines(3, 10, NOW_NS)
     before = back.make_pane(LINES[-200:])
     after = back.make_pane((*LINES[-199:], "a new line"))
@@ -50,6 +50,6 @@ def test_new_lines_do_not_move_it(back: Scrollback) -> None:
     assert back.make_pane(("a new line",)) == Pane(("a new line",))
 
 
-def test_all_of_it_is_seen_already(back: Scrollback) -> None:
+def test_output_that_fits_does_not_scroll(back: Scrollback) -> None:
     back.scroll_lines(1, len(LINES), NOW_NS)
     assert back.make_pane(LINES) == Pane(LINES)

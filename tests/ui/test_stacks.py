@@ -45,7 +45,7 @@ async def test_the_stacks_are_hidden_and_shown(tmp_path: Path) -> None:
         await wait_until(pilot, lambda: "nothing has moved" in read_screen(app))
 
 
-async def test_the_finding_opens_them(tmp_path: Path) -> None:
+async def test_the_finding_of_hung_ranks_opens_the_stacks(tmp_path: Path) -> None:
     app = make_app(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
@@ -56,7 +56,7 @@ async def test_the_finding_opens_them(tmp_path: Path) -> None:
         assert app.screen.id == "ranks"
 
 
-async def test_they_are_copied(tmp_path: Path) -> None:
+async def test_stacks_are_copied_to_the_clipboard(tmp_path: Path) -> None:
     app = make_app(tmp_path)
     async with app.run_test(size=(120, 40)) as pilot:
         await show_stacks(app, pilot)

@@ -101,7 +101,7 @@ async def test_no_size_is_left_in_the_other_unit(name: str) -> None:
             assert find_panels_with_sizes(app)[0] == set(), (tab.name, read_panels(app))
 
 
-async def test_the_post_mortem_uses_them_too() -> None:
+async def test_the_post_mortem_uses_the_chosen_units() -> None:
     app = make_app("z2-oom")
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("end")

@@ -125,7 +125,7 @@ def test_a_replay_plays_to_its_end_and_again_from_its_begin(fake_clock: Clock) -
     assert not watched.poll()
 
 
-def test_times(fake_clock: Clock) -> None:
+def test_the_cursor_moves_by_seconds(fake_clock: Clock) -> None:
     watched = make_viewer(fake_clock)
     begin_ns = watched.source.begin_ns
     watched.go_to_seconds(50)
@@ -175,5 +175,5 @@ def test_a_chosen_rank_stays_where_no_ranks_are_known_yet(fake_clock: Clock) -> 
         ("9" * 400, None),
     ],
 )
-def test_places(text: str, place: tuple[str, int] | None) -> None:
+def test_destinations_are_parsed(text: str, place: tuple[str, int] | None) -> None:
     assert parse_destination(text) == place

@@ -56,7 +56,7 @@ def find_all(name: str) -> tuple[Finding, ...]:
 
 
 @pytest.mark.parametrize(("recording", "name", "said", "unsaid"), ADVICE)
-def test_advice_is_right(recording: str, name: str, said: tuple[str, ...], unsaid: tuple[str, ...]) -> None:
+def test_findings_give_the_right_advice(recording: str, name: str, said: tuple[str, ...], unsaid: tuple[str, ...]) -> None:
     finding = next(one for one in find_all(recording) if one.name == name)
     text = " ".join((finding.headline, finding.details, finding.advice, finding.fix))
     assert [part for part in said if part not in text] == []

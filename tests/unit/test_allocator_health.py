@@ -167,7 +167,9 @@ def test_ranks_are_read_apart(tmp_path: Path) -> None:
         ("2.11.0", {}, "", 0),
     ],
 )
-def test_which_variable_counts(torch: str, environment: dict[str, str], counts: str, notes: int) -> None:
+def test_settings_come_from_the_variable_that_pytorch_reads(
+    torch: str, environment: dict[str, str], counts: str, notes: int
+) -> None:
     settings = parse_settings(environment, torch)
     assert (settings.variable, len(settings.notes)) == (counts, notes)
     assert settings.text == environment.get(counts, "")
@@ -197,7 +199,7 @@ def test_allocator_settings_are_read_from_the_environment() -> None:
 @pytest.mark.parametrize(
     ("torch", "expected", "name"), [("2.11.0a0+git1", (2, 11), NEW), ("2.9.1", (2, 9), OLD), ("nightly", (0, 0), OLD)]
 )
-def test_versions(torch: str, expected: tuple[int, int], name: str) -> None:
+def test_pytorch_version_chooses_the_variable(torch: str, expected: tuple[int, int], name: str) -> None:
     assert (parse_version(torch), choose_variable(torch)) == (expected, name)
 
 

@@ -84,7 +84,7 @@ def test_invalid_node_names_are_refused(name: str) -> None:
         hostfile.parse_names(f"good,{name}")
 
 
-def test_names_and_hostfiles(tmp_path: Path) -> None:
+def test_host_names_are_read_from_options_and_hostfiles(tmp_path: Path) -> None:
     assert hostfile.parse_names(" a.b-c ,me@10.0.0.1,fe80::1%eth0,a.b-c") == ["a.b-c", "me@10.0.0.1", "fe80::1%eth0"]
     path = tmp_path / "hostfile"
     path.write_text("# nodes\nworker-1 slots=4\n\n  worker-2 slots=4 # slow\nworker-1 slots=4\n")

@@ -201,7 +201,7 @@ def test_a_probe_that_cannot_be_loaded_is_silent_unless_asked(
     assert debug or done.stderr == ""
 
 
-def test_children_inherit_it(user_folder: Path) -> None:
+def test_child_processes_inherit_the_probe(user_folder: Path) -> None:
     stand_in_for_deepspeed(user_folder)
     child = "import sys, deepspeed.runtime.engine; print('zerotop_probe' in sys.modules)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"

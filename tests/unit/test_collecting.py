@@ -536,6 +536,30 @@ class Asking:
         return str(answer["kind"])
 
 
+class NoCollector(WrongAnswers):
+    """The collector's own connection, on which requests have no answer."""
+
+    async def request(self, message: bytes, timeout_s: float) -> bytes:
+        raise LinkError("no collector")
+
+
+def time_loss(folder: Path, link_kind: type[NoCollector], seconds: float) -> float:
+    """Return how long after its first message a node is reported as silent by a collector that runs for some seconds."""
+    told: list[tuple[float, str]] = []
+    asking = Asking(folder, lambda text: told.append((time.monotonic(), text)))
+    link = link_kind(asking.collector)
+
+    async def connect() -> Link:
+        return link
+
+    begin = time.monotonic()
+    asking.say_hello("first")
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(asyncio.wait_for(asking.collector.run(connect), seconds))
+    (lost,) = [passed for passed, text in told if "silent" in text]
+    return lost - begin
+
+
 def test_a_late_copy_of_a_message_changes_nothing(tmp_path: Path) -> None:
     node = Asking(tmp_path)
     assert node.say_hello("1") == "ok"
@@ -549,29 +573,14 @@ def test_nodes_that_wait_for_a_lost_answer_are_not_lost(tmp_path: Path, monkeypa
     """A request that is under way when the collector's connection breaks is sent again only after ANSWER_S."""
     for name, seconds in {"LOST_S": 0.2, "_POLL_S": 0.02, "_RETRY_S": 0.02, "ANSWER_S": 0.6}.items():
         monkeypatch.setattr(collecting, name, seconds)
-    told: list[tuple[float, str]] = []
-    asking = Asking(tmp_path, lambda text: told.append((time.monotonic(), text)))
 
-    class Breaking(WrongAnswers):
+    class Breaking(NoCollector):
         async def answer_requests(self, handle: Callable[[bytes], Any]) -> None:
             self.count += 1
             await asyncio.sleep(0.05 if self.count == 1 else 10.0)
             raise LinkError("cut")
 
-        async def request(self, message: bytes, timeout_s: float) -> bytes:
-            raise LinkError("no collector")
-
-    link = Breaking(asking.collector)
-
-    async def connect() -> Link:
-        return link
-
-    begin = time.monotonic()
-    asking.say_hello("first")
-    with pytest.raises(asyncio.TimeoutError):
-        asyncio.run(asyncio.wait_for(asking.collector.run(connect), 1.5))
-    (lost,) = [passed for passed, text in told if "silent" in text]
-    assert lost - begin > 0.8
+    assert time_loss(tmp_path, Breaking, 1.5) > 0.8
 
 
 def test_a_collector_that_gets_little_of_a_processor_tells_lost_nodes(
@@ -580,29 +589,14 @@ def test_a_collector_that_gets_little_of_a_processor_tells_lost_nodes(
     """Time in which it stood still does not count as silence, but what it heard before and after adds up."""
     for name, seconds in {"LOST_S": 0.3, "_POLL_S": 0.02, "_RETRY_S": 0.02, "ANSWER_S": 0.0}.items():
         monkeypatch.setattr(collecting, name, seconds)
-    told: list[tuple[float, str]] = []
-    asking = Asking(tmp_path, lambda text: told.append((time.monotonic(), text)))
 
-    class Quiet(WrongAnswers):
+    class Quiet(NoCollector):
         async def answer_requests(self, handle: Callable[[bytes], Any]) -> None:
             while True:
                 await asyncio.sleep(0.1)
                 time.sleep(0.1)
 
-        async def request(self, message: bytes, timeout_s: float) -> bytes:
-            raise LinkError("no collector")
-
-    link = Quiet(asking.collector)
-
-    async def connect() -> Link:
-        return link
-
-    begin = time.monotonic()
-    asking.say_hello("first")
-    with pytest.raises(asyncio.TimeoutError):
-        asyncio.run(asyncio.wait_for(asking.collector.run(connect), 2.0))
-    (lost,) = [passed for passed, text in told if "silent" in text]
-    assert 0.4 < lost - begin < 1.5, "half of the time it stood still"
+    assert 0.4 < time_loss(tmp_path, Quiet, 2.0) < 1.5, "half of the time it stood still"
 
 
 def test_a_list_that_takes_long_is_asked_for_again_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

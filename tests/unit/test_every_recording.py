@@ -363,7 +363,7 @@ INVARIANTS = (
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(LABELS)])
-def test_all_holds(name: str) -> None:
+def test_every_invariant_holds(name: str) -> None:
     recorded, failed = Recorded(name), list[str]()
     for check in INVARIANTS:
         try:

@@ -46,7 +46,7 @@ def require_failure(recording: PlantedRecording, second: float = 40) -> End:
     return failure
 
 
-def test_nothing_died(tmp_path: Path) -> None:
+def test_a_clean_exit_is_no_failure(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     assert find_checked_failure(recording, 29) is None
     recording.write_event(make_identity(0), 29.2, events.Goodbye)
@@ -225,11 +225,11 @@ def test_a_program_that_exits_with_250_was_not_killed(tmp_path: Path, launcher: 
         ("", "", None, ""),
     ],
 )
-def test_places(phase: str, outer: str, step: int | None, words: str) -> None:
+def test_the_place_of_a_failure_in_words(phase: str, outer: str, step: int | None, words: str) -> None:
     assert describe_place(phase, outer, step) == words
 
 
-def test_a_real_death() -> None:
+def test_a_recorded_sigkill_is_named() -> None:
     dead = recordings.open_recording("cpu-dead")
     failure = find_failure(dead.at(dead.last_written_ns))
     assert failure is not None

@@ -52,7 +52,7 @@ def find_times(recording: Recording, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_steps_stay(name: str, tmp_path: Path, few_notable: None) -> None:
+def test_steps_are_the_same_after_folding(name: str, tmp_path: Path, few_notable: None) -> None:
     folder = unpack_segmented(RECORDINGS / f"{name}.zerotop", tmp_path / "recording", full_detail_s=5)
     recording = Recording.open(folder)
     expected, files = read_steps(recording), len(list(folder.glob("*.s??????.rec")))
@@ -63,7 +63,7 @@ def test_steps_stay(name: str, tmp_path: Path, few_notable: None) -> None:
     assert sum(len(source.array) for source in Recording.open(folder).sources["folded"]) == len(expected)
 
 
-def test_gaps_stay(tmp_path: Path, few_notable: None) -> None:
+def test_missing_steps_stay_missing_after_folding(tmp_path: Path, few_notable: None) -> None:
     """Steps that were lost, or recorded in part, are no long iteration after folding either, nor in blocks."""
     unpack = partial(unpack_segmented, RECORDINGS / "x4-z3.zerotop", full_detail_s=2, lost_steps=(5, 6), incomplete_step=9)
     folder = unpack(tmp_path / "recording")

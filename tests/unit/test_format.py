@@ -151,7 +151,7 @@ def test_clock(seconds: float, text: str) -> None:
     ("seconds", "text"),
     [(45.2, "45 s"), (1620, "27 min"), (11_520, "3.2 h"), (181_440, "2.1 d"), (math.nan, "–")],
 )
-def test_about(seconds: float, text: str) -> None:
+def test_rough_times_are_written_with_their_unit(seconds: float, text: str) -> None:
     assert form.format_rough_time(seconds) == text
 
 

@@ -334,7 +334,7 @@ def test_counted_steps_that_stay_longer_become_usual(sampled_recorder: tuple[Rec
 
 
 @pytest.mark.parametrize(("is_on", "threads"), [(True, 2), (False, 0)])
-def test_the_recording_turns_it_off(tmp_path: Path, is_on: bool, threads: int) -> None:
+def test_the_recording_turns_stack_sampling_off(tmp_path: Path, is_on: bool, threads: int) -> None:
     recording = directory.create_recording(["train.py"], path=str(tmp_path / "recording"), stacks=is_on)
     script = (
         "import sys, threading\n"

@@ -84,7 +84,7 @@ def test_a_tensor_that_does_not_tell_where_it_is_is_counted() -> None:
     assert inventory.unread_count == 1
 
 
-def test_circles_end() -> None:
+def test_tensors_in_a_reference_cycle_are_counted_once() -> None:
     ring: list[Any] = [torch.zeros(3)]
     ring.append(ring)
     assert build_inventory(make_trained_model(ring=ring)).sum_host_bytes()["buffers"] == 12

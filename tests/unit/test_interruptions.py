@@ -102,7 +102,7 @@ def test_handler_reaches_job(place: str) -> None:
 
 @pytest.mark.parametrize("place", ["before", "after"])
 @pytest.mark.usefixtures("as_probe", "handler")
-def test_own_errors_stay(place: str) -> None:
+def test_errors_of_hooks_are_counted_and_hidden(place: str) -> None:
     error, meter, owner = call_hooked(*((fail, do_nothing) if place == "before" else (do_nothing, fail)))
     assert error is None
     assert (meter.errors, owner.calls) == (1, 1)

@@ -40,7 +40,7 @@ def test_a_line_has_no_knee(slope: float, level: float, seed: int) -> None:
     assert fit.solve(fit.predict(1000)) == pytest.approx(1000)
 
 
-def test_few_points() -> None:
+def test_a_knee_needs_two_distinct_points() -> None:
     assert fit_knee(np.array([5.0]), np.array([1.0])) is None
     assert fit_knee(np.array([5.0, 5.0]), np.array([1.0, 2.0])) is None
     fit = fit_knee(np.array([2.0, 1.0]), np.array([20.0, 10.0]))

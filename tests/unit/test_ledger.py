@@ -169,7 +169,7 @@ def test_gradients_are_there_from_the_end_of_the_backward_to_the_end_of_the_upda
     assert gradients == {15: 0, 17.5: 2, 18.9: 2, 19.5: 0, 26: 0, 28: 2, 29.5: 0}
 
 
-def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
+def test_each_row_names_its_basis(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path).open_recording()
     basis = {second: {row.key: row.basis for row in read_only_ledger(recording, second).rows} for second in (5, 17.5, 28)}
     assert basis[5]["parameters"] == basis[5]["gradients"] == "tensors counted before the training"

@@ -62,7 +62,7 @@ def test_common_forms_are_read(line: str, values: tuple[float | None, ...]) -> N
         "[rank1]: loss 0.5",
     ],
 )
-def test_other_lines_have_none(line: str) -> None:
+def test_lines_without_values_are_skipped(line: str) -> None:
     assert parse_line(line) is None
 
 
@@ -81,7 +81,7 @@ def test_other_lines_have_none(line: str) -> None:
         ("loss_scale", None),
     ],
 )
-def test_names_of_values(name: str, column: str | None) -> None:
+def test_names_in_lines_become_columns(name: str, column: str | None) -> None:
     assert find_column(name) == column
 
 
@@ -100,7 +100,7 @@ def test_names_of_values(name: str, column: str | None) -> None:
         ("timestep 5 loss 0.5", -1),
     ],
 )
-def test_numbers_of_steps(tmp_path: Path, line: str, number: int) -> None:
+def test_step_numbers_are_read_from_lines(tmp_path: Path, line: str, number: int) -> None:
     job = Printing(tmp_path)
     job.write_output(line.encode() + b"\n")
     assert read_logged(Recording.open(job.path))["loss"].numbers.tolist() == [number]

@@ -236,7 +236,7 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_contents_that_lie(tmp_path: Path, what: str) -> None:
+def test_false_contents_are_refused(tmp_path: Path, what: str) -> None:
     file = packed_file(make_recording(tmp_path))
 
     def damage_table(about: dict[str, Any]) -> None:
@@ -282,7 +282,7 @@ def test_files_in_memory_read_like_files_on_disk(tmp_path: Path) -> None:
             folder.view_segments(("none",), 0, 1)
 
 
-def test_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packed_file_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_recording(tmp_path)
     file = packed_file(path)
     assert set(catalog.list_recordings(tmp_path)) == {path, file}

@@ -82,7 +82,7 @@ def test_every_moment_as_it_was_known(phases: list[Phase], until: int) -> None:
         assert find_current(rank.begins, rank.spans, rank.moment_to_unix_ns(until))[0] == find_phase_at(known, until)
 
 
-def test_since_when(tmp_path: Path) -> None:
+def test_the_current_phase_has_its_begin(tmp_path: Path) -> None:
     phases = [("step", 0, 1_000, 9_000_000_000), ("optimizer", 1, 2_000, 3_000)]
     rank = Rank(tmp_path, phases, 1_000_000_000)
     assert find_current(rank.begins, rank.spans, rank.moment_to_unix_ns(2_500))[0] == "optimizer"

@@ -54,7 +54,9 @@ def prune_recordings(*options: str) -> int:
         (["--older-than", "60d"], {"new", "older", "oldest", "running"}),
     ],
 )
-def test_deleted(recording_root: Path, options: list[str], left: set[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_pruning_deletes_what_the_dry_run_lists(
+    recording_root: Path, options: list[str], left: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     everything = list_names(recording_root)
     assert prune_recordings(*options, "--dry-run") == 0
     output = capsys.readouterr().out
@@ -64,7 +66,9 @@ def test_deleted(recording_root: Path, options: list[str], left: set[str], capsy
     assert list_names(recording_root) == left
 
 
-def test_asks(recording_root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pruning_asks_for_confirmation(
+    recording_root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     everything = list_names(recording_root)
     assert prune_recordings("--ended") == 2
     assert "--yes" in capsys.readouterr().err
@@ -83,7 +87,7 @@ def test_needs_a_reason(recording_root: Path, capsys: pytest.CaptureFixture[str]
     assert "is not an age" in capsys.readouterr().err
 
 
-def test_links_stay(recording_root: Path, tmp_path: Path) -> None:
+def test_pruning_keeps_symbolic_links(recording_root: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (recording_root / "oldest").rename(tmp_path / "elsewhere" / "oldest")
     (recording_root / "oldest").symlink_to(tmp_path / "elsewhere" / "oldest")

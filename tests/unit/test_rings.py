@@ -251,7 +251,7 @@ def test_slots_that_stay_empty_delay_no_others(shared_recording: Path) -> None:
     files.close()
 
 
-def test_laps(shared_recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ring_is_drained_over_many_laps(shared_recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "_RING_BYTES", 1 << 18)
     os.mkdir(find_memory(shared_recording), 0o700)
     files = open_rank_files(str(shared_recording), Identity.for_this_process("rank", 0))

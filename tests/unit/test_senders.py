@@ -49,7 +49,9 @@ NEW_MEMORY = "slurmstepd: error: Detected 2 oom_kill events in StepId=1034.0. So
         ),
     ],
 )
-def test_senders(line: str, name: str, reason: Reason, pid: int | None, job: str | None) -> None:
+def test_the_sender_of_a_signal_is_read_from_the_output(
+    line: str, name: str, reason: Reason, pid: int | None, job: str | None
+) -> None:
     (sender,) = find_senders([PrintedLine(5, "step 7: loss 0.3"), PrintedLine(9, line)])
     assert sender == (9, name, reason, pid, job)
 

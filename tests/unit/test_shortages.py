@@ -35,7 +35,7 @@ FULL = "RuntimeError: unable to allocate shared memory(shm) for file </torch_181
         (OWN, "ValueError: planned", None, False),
     ],
 )
-def test_kinds(frame: str, line: str, kind: Short | None, is_worker: bool) -> None:
+def test_the_kind_of_shortage_is_read_from_the_traceback(frame: str, line: str, kind: Short | None, is_worker: bool) -> None:
     lines = [PrintedLine(0, text) for text in ("Traceback (most recent call last):", frame, "    code", line)]
     (traceback,) = parse_tracebacks(lines)
     found = find_shortage(traceback)

@@ -179,7 +179,7 @@ def test_the_most_important_columns_fit_into_80() -> None:
     assert "60 min" in text
 
 
-def test_states_are_words() -> None:
+def test_states_of_recordings_are_words() -> None:
     words = {item.name: describe_state(item, BLOCKS)[0] for item in ALL}
     assert words == {"c-new": "exit 0", "b-failed": "OOM (GPU)", "d-live": "● live", "a-old": "exit 0"}
     assert describe_state(make_recording("x", 1, exit_code=None), BLOCKS)[0] == "end unseen"

@@ -83,7 +83,7 @@ def test_skipped_updates_are_not_usual(tmp_path: Path) -> None:
     assert compute_medians(rows) == {"step_s": 4}
 
 
-def test_no_steps(tmp_path: Path) -> None:
+def test_without_steps_there_are_no_parts(tmp_path: Path) -> None:
     assert read_step_parts(PlantedRecording(tmp_path).open_recording()).dtype == PARTS_DTYPE
     assert compute_medians(read_step_parts(PlantedRecording(tmp_path).open_recording())) == {}
 

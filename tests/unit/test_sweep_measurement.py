@@ -40,7 +40,7 @@ def test_cores_in_step_with_the_optimizer_on_the_cpu() -> None:
     assert 40 < measure_point(open_recording("story"), 11)["step_cores"] < 64
 
 
-def test_outcomes() -> None:
+def test_the_outcome_of_a_run_is_judged() -> None:
     assert judge_outcome(open_recording("story"), 0, is_hung=False) == (OK, "")
     outcome, reason = judge_outcome(open_recording("z2-oom"), 1, is_hung=False)
     assert outcome == OUT_OF_MEMORY

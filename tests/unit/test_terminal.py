@@ -47,7 +47,7 @@ def feed_pieces(*pieces: bytes, most: int = 200) -> tuple[str, ...]:
         (b"a\x1b[" + b"9" * 6000 + b"Ab", ("ab",)),
     ],
 )
-def test_shown(data: bytes, shown: tuple[str, ...]) -> None:
+def test_terminal_output_is_cleaned(data: bytes, shown: tuple[str, ...]) -> None:
     assert feed_pieces(data) == shown
 
 

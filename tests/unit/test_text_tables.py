@@ -35,7 +35,7 @@ def test_tsv_has_empty_cells_for_missing_values() -> None:
         (-2 * GIB, "-2.00 GiB"),
     ],
 )
-def test_sizes(size: float, text: str) -> None:
+def test_sizes_are_formatted_in_binary_units(size: float, text: str) -> None:
     assert format_bytes(size) == text
 
 

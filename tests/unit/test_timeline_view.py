@@ -166,7 +166,7 @@ def test_panning_stays_with_the_recording() -> None:
     assert window.first * window.column_ns < 3600 * S
 
 
-def test_all_of_it_and_back() -> None:
+def test_the_whole_recording_is_toggled() -> None:
     view = TimelineView()
     near = view.choose_window(make_live_state(3600), 200, 2.5)
     view.toggle_whole()
@@ -175,7 +175,7 @@ def test_all_of_it_and_back() -> None:
     assert view.choose_window(make_live_state(3600), 200, 2.5) == near
 
 
-def test_all_of_it_stays_all_of_it() -> None:
+def test_the_whole_recording_stays_shown_while_it_grows() -> None:
     for view in (TimelineView(), other := TimelineView()):
         view.choose_window(make_live_state(100), 200, 2.5)
         if view is other:
@@ -199,7 +199,7 @@ def test_another_width() -> None:
         assert window.first <= 3600 * S // window.column_ns < window.first + columns + 2
 
 
-def test_ranges() -> None:
+def test_a_range_has_a_begin_and_an_end() -> None:
     view = TimelineView()
     assert view.get_range() is None
     view.choose_window(make_state(100.0), 200, 2.5)

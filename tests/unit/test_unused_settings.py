@@ -97,18 +97,18 @@ def test_settings_without_effect_are_found(config: dict[str, Any], expected: lis
 
 
 @pytest.mark.parametrize("config", USED)
-def test_other_settings_are_not(config: dict[str, Any]) -> None:
+def test_settings_that_are_used_are_not_reported(config: dict[str, Any]) -> None:
     assert describe(config) == []
 
 
-def test_the_ready_configs_have_none() -> None:
+def test_the_ready_configs_have_no_unused_setting() -> None:
     paths = sorted(find_config("zero2_bf16").parent.glob("*.json"))
     assert len(paths) > 10
     for path in paths:
         assert describe(read_deepspeed_config(str(path))) == [], path
 
 
-def test_deepspeeds_own_templates_have_none() -> None:
+def test_deepspeeds_own_templates_have_no_unused_setting() -> None:
     deepspeed = pytest.importorskip("deepspeed")
     paths = sorted(Path(deepspeed.__file__).parent.glob("autotuning/config_templates/*.json"))
     assert paths

@@ -60,9 +60,11 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 def _tell_next(group: Group, history: BatchHistory, fresh: slice, last: _Told | None) -> _Told | None:
     """Return the growth at the first of some steps at which it is to be told, after it was told last."""
     begin = fresh.start if last is None else max(fresh.start, last.row + 1)
-    rows = history.rows[begin : fresh.stop]
-    sizes, stays = rows["size"], rows["step"] - rows["since"]
-    is_due = rows["is_planned"] & ~rows["has_varied"] & (sizes >= (1 + _TOLD_SHARE) * history.first_size)
+    rows, levels = history.rows[begin : fresh.stop], history.levels
+    if not len(levels):
+        return None
+    sizes, stays = levels["size"][rows["levels"] - 1], rows["step"] - levels["step"][rows["levels"] - 1]
+    is_due = rows["is_planned"] & ~rows["has_varied"] & (sizes >= (1 + _TOLD_SHARE) * levels["size"][0])
     if last is not None:
         is_larger = (sizes >= (1 + _TOLD_SHARE) * last.size) | (stays >= _STAYS_STEPS)
         is_due &= np.where(sizes == last.size, stays >= max(_STAYS_STEPS, 2 * last.stays), is_larger)

@@ -18,21 +18,12 @@ _MOST_ALIKE = 0.8
 UNKNOWN_SIZES = "See whether its batches are larger: their sizes were not recorded."
 """Advice about a slow rank, before any other, where :func:`name_size` knows nothing."""
 
-
 _LEVEL_DTYPE = np.dtype([("row", "<i8"), ("size", "<i8"), ("step", "<i8")])
+# Of each step: how many sizes were the largest yet, the last row with the largest one, how many sizes are known, and how
+# many are smaller than one before; whether a rise came just after another one, whether growth is by a plan, and ever shrank.
 _STEP_DTYPE = np.dtype(
-    [
-        ("step", "<i8"),
-        ("size", "<i8"),  # the largest yet; 0 where none is known
-        ("since", "<i8"),  # the first step with it
-        ("levels", "<i8"),  # how many sizes were the largest
-        ("last_row", "<i8"),  # of the last step with the largest size
-        ("known", "<i8"),  # how many sizes are known
-        ("smaller", "<i8"),  # of them that are smaller than one before
-        ("is_quick", "?"),  # whether a rise came just after another one
-        ("is_planned", "?"),  # whether they have grown so often that it is by a plan
-        ("has_varied", "?"),  # whether they were known to shrink, too, then or before
-    ]
+    [(name, "<i4") for name in ("step", "levels", "last_row", "known", "smaller")]
+    + [(name, "?") for name in ("is_quick", "is_planned", "has_varied")]
 )
 
 
@@ -76,13 +67,13 @@ class BatchHistory:
 
     @property
     def rows(self) -> Rows:
-        """What is known at the end of each step: the size, since when it is so, and whether a plan is behind it."""
+        """What is known at the end of each step."""
         return self._rows.rows
 
     @property
-    def first_size(self) -> int:
-        """The first known size; 0 before there is one."""
-        return int(self._levels.rows["size"][0]) if len(self._levels) else 0
+    def levels(self) -> Rows:
+        """The sizes that were the largest yet, and the first step with each."""
+        return self._levels.rows
 
     def add_steps(self, sizes: Ints, steps: Ints) -> None:
         """Add the next steps with phases. ``sizes``: 0 where unknown."""
@@ -91,21 +82,20 @@ class BatchHistory:
         begin, levels_before = len(self._rows), len(self._levels)
         last = self._rows.rows[-1].copy() if begin else np.zeros(1, _STEP_DTYPE)[0]
         is_known = (sizes > 0) & (steps != 0)  # the first one may be a trial
-        largest = np.maximum.accumulate(np.concatenate([[last["size"]], np.where(is_known, sizes, 0)]))
+        before = self.levels["size"][-1:].tolist() or [0]
+        largest = np.maximum.accumulate(np.concatenate([before, np.where(is_known, sizes, 0)]))
         is_new, is_smaller = is_known & (sizes > largest[:-1]), is_known & (sizes < largest[:-1])
         begins = np.flatnonzero(is_new)
         levels, rows = self._levels.add_rows(len(begins)), self._rows.add_rows(len(steps))
         levels["row"], levels["size"], levels["step"] = begin + begins, sizes[begins], steps[begins]
-        rows["step"], rows["size"], rows["levels"] = steps, largest[1:], last["levels"] + np.cumsum(is_new)
-        rows["since"] = np.append(self._levels.rows["step"], 0)[rows["levels"] - 1]
+        rows["step"], rows["levels"] = steps, last["levels"] + np.cumsum(is_new)
         is_again = is_known & ~is_smaller
         rows["last_row"] = np.maximum.accumulate(np.where(is_again, begin + np.arange(len(steps)), last["last_row"]))
-        rows["known"], rows["smaller"] = (
-            last[name] + np.cumsum(one) for name, one in (("known", is_known), ("smaller", is_smaller))
-        )
+        for name, is_one in (("known", is_known), ("smaller", is_smaller)):
+            rows[name] = last[name] + np.cumsum(is_one)
         is_quick = np.zeros(len(steps), np.bool_)
-        gaps = np.diff(self._levels.rows["step"][max(1, levels_before - 1) :])
-        is_quick[self._levels.rows["row"][max(2, levels_before) :][gaps < _PLANNED_STEPS] - begin] = True
+        gaps = np.diff(self.levels["step"][max(1, levels_before - 1) :])
+        is_quick[self.levels["row"][max(2, levels_before) :][gaps < _PLANNED_STEPS] - begin] = True
         rows["is_quick"] = last["is_quick"] | np.logical_or.accumulate(is_quick)
         is_enough = rows["known"] >= _LEAST_SIZES
         varies = is_enough & (rows["smaller"] > np.maximum(1, _SMALLER_SHARE * rows["known"]))
@@ -116,7 +106,7 @@ class BatchHistory:
     def after(self, count: int) -> GrowingBatches:
         """Return the growth after so many steps with phases."""
         rows = self.rows[:count]
-        levels = self._levels.rows[: rows["levels"][-1] if count else 0]
+        levels = self.levels[: rows["levels"][-1] if count else 0]
         ends = rows["last_row"][np.append(levels["row"][1:], count)[: len(levels)] - 1]
         is_planned = bool(count and rows["is_planned"][-1])
         return GrowingBatches(levels["size"], levels["step"], rows["step"][ends], is_planned)
