@@ -67,6 +67,7 @@ LINKED = {
     "gpu-lines-jump",
     "hand-fp32",
     "outside-dense",
+    "held-grows",
 }
 # A signal to the launcher: no detector's finding, but these jobs did not end by themselves.
 STOPPED = ("hand-threads", "gpu-offload-110", "x2-hang-kernel", "x2-hang-collectives")
