@@ -9,6 +9,7 @@ import pytest
 
 import recordings
 from zerotop.analysis.findings import Finding, Severity
+from zerotop.analysis.findings.ranks import long_end
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import measure_training_s, overlap, rank_findings
 from zerotop.analysis.reports.finding_json import list_findings_json
@@ -45,6 +46,8 @@ def test_all_shares_are_of_one_time_and_those_of_the_same_steps_are_told_to_over
     shares = {cost.finding.name: cost.share for cost in ranked}
     assert shares == {"hung_ranks": pytest.approx(0.5), "slow_forward": pytest.approx(0.25, rel=0.05)}
     assert not overlap(ranked)
+    ended = replace(hung, name="long_end", kind=long_end._KIND, evidence={"waited_s": trained_s})
+    assert rank_findings([ended, slow], steps, hung.begin_ns)[0].share == pytest.approx(0.5)
     twice = rank_findings([slow, replace(slow, name="slow_cores")], steps, run.source.end_ns)
     assert [cost.share for cost in twice] == [pytest.approx(0.5, rel=0.1)] * 2
     assert overlap(twice)
