@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from zerotop.analysis import live_view
+from zerotop.analysis.engine import EngineSummary
 from zerotop.ui.base.bars.footer import draw_tabs
 from zerotop.ui.base.bars.header import build_notices, count_notice_rows, draw_header, draw_notices
 from zerotop.ui.base.frame import Pane
@@ -32,14 +33,8 @@ words = st.text(max_size=12)
 maybe_sizes = st.one_of(st.none(), sizes)
 maybe_few = st.one_of(st.none(), few)
 
-jobs = st.builds(
-    live_view.Job,
-    name=words,
-    command=st.lists(words, max_size=4).map(tuple),
-    launcher=words,
-    state=st.sampled_from(live_view.JobState),
-    exit_code=st.one_of(st.none(), st.integers(-1, 255)),
-    exit_text=st.text(max_size=200),
+engines = st.builds(
+    EngineSummary,
     model=words,
     parameters=maybe_sizes,
     zero_stage=st.one_of(st.none(), st.integers(0, 3)),
@@ -49,6 +44,16 @@ jobs = st.builds(
     micro_batch=maybe_few,
     gradient_accumulation=maybe_few,
     ranks=maybe_few,
+)
+jobs = st.builds(
+    live_view.Job,
+    name=words,
+    command=st.lists(words, max_size=4).map(tuple),
+    launcher=words,
+    state=st.sampled_from(live_view.JobState),
+    exit_code=st.one_of(st.none(), st.integers(-1, 255)),
+    exit_text=st.text(max_size=200),
+    engine=engines,
     notices=st.lists(st.text(max_size=120), max_size=3).map(tuple),
 )
 progresses = st.builds(
