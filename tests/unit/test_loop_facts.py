@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,6 +105,14 @@ def test_the_batch_is_that_of_the_last_steps_and_names_them_where_it_changed(
     """The smaller last batch of an epoch is no change; steps of -1 rows were only counted."""
     steps = make_steps(rows, first_step=100)
     assert measure_batch(EngineFacts(make_loop()), steps) == {"gradient_accumulation": 1, **measured}
+
+
+def test_whatever_sizes_batches_have_a_change_begins_with_a_step_of_the_new_size() -> None:
+    """As where each batch has as many rows as its lengths allow."""
+    for length in range(1, 7):
+        for rows in product((4, 8, 16), repeat=length):
+            measured = measure_batch(EngineFacts(make_loop()), make_steps(list(rows)))
+            assert rows[measured.get("batch_step", 0)] == measured["micro_batch"] or "batch_step" not in measured
 
 
 def test_a_batch_that_a_library_states_and_the_steps_outgrow_is_that_of_the_steps() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from argparse import Namespace
 from contextlib import nullcontext
 from pathlib import Path
@@ -65,3 +67,25 @@ def test_run_writes_it_unless_a_signal_ended_the_job(signal: int, tmp_path: Path
     assert run.run(options) == (1 if signal else 0)
     assert any("delays each iteration" in line for line in written) == (not signal)
     assert written[-1] == f"recorded in {folder}"
+
+
+FAULTY = """
+import sys
+from zerotop import command_line
+from zerotop.commands import run
+
+def fail(*arguments):
+    raise ValueError("a fault of zerotop")
+
+run._say_end = fail
+sys.exit(command_line.main(["run", "--headless", "--recording", sys.argv[1], "--", sys.executable, "-c", "exit(3)"]))
+"""
+
+
+def test_the_exit_code_is_the_jobs_if_its_recording_cannot_be_read(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FAULTY, str(tmp_path / "job")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert "Reading the recording failed: ValueError: a fault of zerotop" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert f"recorded in {tmp_path / 'job'}" in done.stderr

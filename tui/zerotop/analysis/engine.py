@@ -253,7 +253,7 @@ def _find_last_batch(known: NDArray[Any], last_step: int) -> tuple[int, int]:
 
 
 def _find_last_change(steps: NDArray[Any], rows: int, count: int) -> int:
-    """Return the index of the first step since most of some consecutive ones last had another batch; 0 if none had."""
+    """Return the index of the first step since most of some consecutive ones last had another batch; 0 if none is known."""
     is_other = (steps["rows"] != rows) | (steps["micro_steps"] != count)
     others = np.concatenate([[0], np.cumsum(is_other)])
     length = min(_BATCH_STEPS, len(steps))
@@ -264,7 +264,8 @@ def _find_last_change(steps: NDArray[Any], rows: int, count: int) -> int:
     old_rows, old_count = _find_usual_batch(before[-length:])
     is_old = (steps["rows"] == old_rows) & (steps["micro_steps"] == old_count)
     begin = int(np.flatnonzero(is_old[: ends[-1]])[-1]) + 1
-    return begin + int(np.argmin(is_other[begin:]))
+    since = np.flatnonzero(~is_other[begin:])
+    return begin + int(since[0]) if len(since) else 0
 
 
 def _begins_with_forwards(steps: NDArray[Any]) -> bool:

@@ -13,6 +13,7 @@ from zerotop.commands.common.exit_messages import (
     describe_missing_probe,
     describe_place,
     describe_rank_losses,
+    keep_exit_code,
     write_messages,
 )
 from zerotop.commands.common.expectation import ask_expectation
@@ -103,13 +104,18 @@ def _run_with_screen(options: argparse.Namespace) -> int:
     if has_ended(recording):
         if options.meeting is not None:
             options.meeting.end(recording)
-        write_messages(*describe_past(recording))
-        write_messages(*describe_missing_probe(recording), *(describe_expectation(recording) if options.expect else []))
-        if options.price_per_hour is not None:
-            write_messages(*describe_cost(recording))
-        if options.report is not None:
-            report_job(recording, options.report)
+        with keep_exit_code(recording):
+            _say_end_of_watched(options, recording)
     return code
+
+
+def _say_end_of_watched(options: argparse.Namespace, recording: str) -> None:
+    write_messages(*describe_past(recording))
+    write_messages(*describe_missing_probe(recording), *(describe_expectation(recording) if options.expect else []))
+    if options.price_per_hour is not None:
+        write_messages(*describe_cost(recording))
+    if options.report is not None:
+        report_job(recording, options.report)
 
 
 def _run_headless(options: argparse.Namespace) -> int:
@@ -125,7 +131,8 @@ def _run_headless(options: argparse.Namespace) -> int:
     if options.meeting is not None:
         options.meeting.end(recording)
     if not options.part_of:  # else the first node says the rest
-        _say_end(options, recording, end)
+        with keep_exit_code(recording):
+            _say_end(options, recording, end)
     if end.signal:
         die_of(end.signal)
     return FAILED if end.exit_code is None else end.exit_code

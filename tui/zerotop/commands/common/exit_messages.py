@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,3 +94,12 @@ def write_messages(*sentences: str) -> None:
     text = "".join(f"zerotop: {escape_unprintable(sentence)}\n" for sentence in sentences)
     with suppress(OSError):
         os.write(2, text.encode(encoding, "backslashreplace"))
+
+
+@contextmanager
+def keep_exit_code(recording: str | Path) -> Iterator[None]:
+    """Turn a fault of zerotop, while it tells what a job's recording says, into a message: the exit code stays the job's."""
+    try:
+        yield
+    except Exception as error:  # whatever reading a recording raises
+        write_messages(f"Reading the recording failed: {type(error).__name__}: {error}", describe_place(recording))
