@@ -40,6 +40,11 @@ _AFTER_PYTHON = _UNSEEN.with_changes(
     ),
 )
 _BEGIN_EARLIER = "Begin that work earlier, or give it less to do: the job keeps its cores and GPUs until it ends."
+_KEPT_WORKERS = (
+    "Delete the data loader before the script ends: its workers are then told to end. While it exists at Python's exit,"
+    " PyTorch may wait 5 s for each of them."
+)
+_BUSY_WORKERS = "PyTorch waits up to 5 s for each worker that was told to end: see what keeps them busy in the dataset."
 # From this share of the time since the first step on.
 _WARNING_SHARE = 0.05
 # Without stacks, a job may take this long to evaluate or to save.
@@ -108,7 +113,6 @@ def _find_last_sign(process: Process, end_ns: int) -> int:
 
 def _build_seen(group: Group, end: _End, standstill: Standstill) -> Finding:
     shown = standstill.odd or standstill.groups[0]
-    awaits_work = shown.wait is not None and shown.wait.kind in (*_ENDS, WaitKind.LOCK)
     lines = [shown.place.partition(" in ")[0]] if shown.frame is not None and shown.frame.own else []
     lines = lines or list_thread_places(standstill)
     seen_s = (end.end_ns - end.arrived_ns) / 1e9
@@ -120,9 +124,15 @@ def _build_seen(group: Group, end: _End, standstill: Standstill) -> Finding:
         odd=describe_odd(standstill, _WIDTH),
         threads=describe_threads(standstill) or None,
         moved=f"It was seen there in the last {format_seconds(seen_s)}." if end.arrived_ns > end.since_ns else None,
-        advice=_BEGIN_EARLIER if awaits_work else write_advice(standstill),
+        advice=_choose_advice(standstill, shown.wait.kind if shown.wait is not None else None, lines),
         line=lines[0] if len(lines) == 1 else None,
     )
+
+
+def _choose_advice(standstill: Standstill, kind: WaitKind | None, lines: list[str]) -> str:
+    if kind is WaitKind.WORKERS:  # without a line of the script, Python has ended it
+        return _BUSY_WORKERS if lines else _KEPT_WORKERS
+    return _BEGIN_EARLIER if kind in (*_ENDS, WaitKind.LOCK) else write_advice(standstill)
 
 
 def _build(group: Group, kind: FindingKind, end: _End, **values: Any) -> Finding:
