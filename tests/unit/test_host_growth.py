@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+import in_pieces
 from in_pieces import find_at_end, find_in_pieces
-from small_recording import S, make_identity, make_record, make_span, write_table
+from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.findings.host import host_growth
+from zerotop.recording.reader import Recording
+from zerotop_probe.recording.directory import STACKS_SETTING
 from zerotop_probe.recording.events import GrowingContainers
 from zerotop_probe.recording.tables import BOUNDARY, HOSTS, PROCESSES, SPANS
 from zerotop_probe.recording.writer import EventWriter
@@ -181,3 +184,20 @@ def test_a_steeper_rise_is_another_finding(tmp_path: Path) -> None:
 def test_ranks_that_grow_alike_share_a_finding(tmp_path: Path) -> None:
     (finding,) = find_growth(tmp_path, 300, grow_from(50, 1.0), grow_from(50, 0.9), grow_from(300, 1.0))
     assert finding.ranks == (0, 1)
+
+
+def test_parts_of_a_growth_that_has_ended_are_no_findings_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 14 ms: it has ended before it is known that the probe named no list for its later parts."""
+
+    def read_with_stacks(folder: Path) -> Recording:
+        recording = read_recording(folder)
+        recording.info[STACKS_SETTING] = True
+        return recording
+
+    monkeypatch.setattr(in_pieces, "read_recording", read_with_stacks)
+    container = (705, 740), {"added_bytes": 1000 * MIB}
+    growth: Amount = lambda step: 32.0 * (min(max(0, step - 700), 80) + min(max(0, step - 820), 150))  # noqa: E731
+    (finding,) = find_growth(tmp_path, 3500, growth, step_s=0.014, free=200 * GIB, container=container)
+    assert "'kept'" in finding.headline

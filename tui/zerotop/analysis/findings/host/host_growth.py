@@ -137,6 +137,10 @@ class _Growth(NamedTuple):
         steps = self.rise.begin - told.rise.end
         return self.process is told.process and self.rise.low - told.rise.high >= told.rise.slope / _ALIKE * max(0, steps)
 
+    def is_within(self, ended: _Growth) -> bool:
+        """Whether it is a part of a growth that has ended."""
+        return self.begin_ns < ended.end_ns and self.repeats(ended)
+
     def find_end(self) -> tuple[int, _Growth] | None:
         """Return the whole growth, and when it was known to be over: memory hardly grew for as many steps again."""
         length, held = max(_END_STEPS, len(self.rows)), self.process.steps["host_held_bytes"][self.rise.end - 1 :]
@@ -182,6 +186,8 @@ def _list_news(growths: Sequence[tuple[_Growth, FoundContainer]], cursor_ns: int
     told: list[_News] = []
     for growth, held in growths:
         news += _end_known(told, held.known_ns)
+        if any(one.has_ended and growth.is_within(one.growth) for one in news):
+            continue  # its container was looked for until the whole growth had ended
         index = next((index for index, one in enumerate(told) if growth.repeats(one.growth)), len(told))
         one = _News(growth, held)
         if index < len(told):
