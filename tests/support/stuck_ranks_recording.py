@@ -45,13 +45,21 @@ class Stand(NamedTuple):
     other: tuple[str, str, tuple[str, int, str, bool]] | None = None  # a thread: its name, the called C function, its frame
 
 
+class Left(NamedTuple):
+    """The orderly end of ranks and their job."""
+
+    second: float
+    exit_code: int
+    printed: str = ""
+
+
 def write_standing(
     folder: Path,
     stands: Mapping[int, Stand | None],
     written_s: Sequence[float] = (25, 30, 40),
     *,
     ended_s: float | None = None,
-    left: tuple[float, int] | None = None,
+    left: Left | None = None,
     phase: str = "step",
     went_on_s: float | None = None,
 ) -> Recording:
@@ -59,7 +67,7 @@ def write_standing(
 
     ``phase``: the last one that rank 0 has begun and ended. ``ended_s``: when the job was killed.
     ``went_on_s``: when a last step begins on each rank, which takes a second.
-    ``left``: when the ranks said goodbye, just before the job ended, and its exit code.
+    ``left``: when the ranks said goodbye, just before the job ended, its exit code, and what was printed just before.
     """
     recording = PlantedRecording(folder)
     for rank in stands:
@@ -92,18 +100,18 @@ def write_standing(
     return recording.open_recording()
 
 
-def _write_ends(
-    recording: PlantedRecording, ranks: Iterable[int], ended_s: float | None, left: tuple[float, int] | None
-) -> None:
+def _write_ends(recording: PlantedRecording, ranks: Iterable[int], ended_s: float | None, left: Left | None) -> None:
     for rank in ranks:
         who = make_identity(rank)
         if left is not None:
-            recording.write_event(who, left[0], events.Goodbye, lost=0, step=STEPS - 1)
+            recording.write_event(who, left.second, events.Goodbye, lost=0, step=STEPS - 1)
         if ended_s is not None:
             recording.write_event(recording.node, ended_s, events.RankGone, rank=rank, pid=who.pid)
     if left is not None:
-        end_s = max(left[0] + 1, ended_s or 0)
-        recording.write_event(recording.node, end_s, events.JobEnded, exit_code=left[1], seconds=end_s)
+        end_s = max(left.second + 1, ended_s or 0)
+        recording.write_event(recording.node, end_s, events.JobEnded, exit_code=left.exit_code, seconds=end_s)
+        if left.printed:
+            recording.write_output(left.second - 0.1, left.printed)
 
 
 def _write_own_threads(recording: PlantedRecording, stands: Mapping[int, Stand | None]) -> None:

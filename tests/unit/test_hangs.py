@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from small_recording import second_to_unix_ns
-from stuck_ranks_recording import SAVING, SILENT_S, SLEEPING, WAITING, Stand, write_standing
+from stuck_ranks_recording import SAVING, SILENT_S, SLEEPING, WAITING, Left, Stand, write_standing
 from zerotop.analysis.findings import Finding, Severity, detect_findings
 from zerotop.analysis.hangs.reader import find_stillness
 from zerotop.analysis.hangs.stacks import StackFrame, ThreadStack
@@ -22,6 +22,8 @@ SLEEP = Stand(SLEEPING, "time.sleep")
 ITEM = Stand((("torch/_tensor.py", 5, "Tensor.item", False), *SLEEPING), "item")
 STILL, WORKING = {25.0: 700, 30.0: 700, 40.0: 700}, {25.0: 700, 30.0: 900, 40.0: 1400}
 BARRIER = Stand((("torch/distributed/distributed_c10d.py", 5356, "barrier", False), ("train.py", 94, "step", True)), "wait")
+
+RAISED = 'Traceback (most recent call last):\n  File "/job/train.py", line 40, in step\n    time.sleep(3600)\n'
 
 
 def find_hung(recording: Recording, second: float) -> list[Finding]:
@@ -175,6 +177,22 @@ def test_the_thread_that_a_rank_waits_for_is_told(tmp_path: Path, call: str, sai
 def test_a_job_that_is_killed_while_it_stands_still(tmp_path: Path, stand: Stand, ended_s: float | None, told: bool) -> None:
     """Sooner than a hang of a job that lives; a rank that reads a file may have been about to go on."""
     found = find_hung(write_standing(tmp_path, {0: ALL_REDUCE, 1: stand}, (22.9, 25), ended_s=ended_s), 29)
+    headline = "No progress for 7.50 s before the end: rank 1 is in time.sleep at train.py:40"
+    assert [one.headline for one in found] == [headline] * told
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("W1128 19:30:42.820000 3287 api.py:739] Received 2 death signal, shutting down workers\n", True),
+        (f"{RAISED}KeyboardInterrupt\n", True),
+        (f"{RAISED}ValueError: no more data\n", False),
+    ],
+)
+def test_a_job_that_is_interrupted_while_it_stands_still(tmp_path: Path, text: str, told: bool) -> None:
+    """Its ranks then end as after their last step."""
+    stands = {0: ALL_REDUCE, 1: SLEEP}
+    found = find_hung(write_standing(tmp_path, stands, (22.9, 25), left=Left(27.6, 1, text)), 29)
     headline = "No progress for 7.50 s before the end: rank 1 is in time.sleep at train.py:40"
     assert [one.headline for one in found] == [headline] * told
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from small_recording import second_to_unix_ns
-from stuck_ranks_recording import SILENT_S, SLEEPING, WAITING, Stand, write_standing
+from stuck_ranks_recording import SILENT_S, SLEEPING, WAITING, Left, Stand, write_standing
 from zerotop.analysis.findings import Finding, Severity, detect_findings
 from zerotop.recording.reader import Recording
 
@@ -46,7 +46,7 @@ def find(recording: Recording, second: float = 60) -> dict[str, Finding]:
     ],
 )
 def test_what_a_job_waits_for_at_its_end(tmp_path: Path, stand: Stand, headline: str, fix: str) -> None:
-    found = find(write_standing(tmp_path, {0: stand}, left=(LEFT_S, 0)))
+    found = find(write_standing(tmp_path, {0: stand}, left=Left(LEFT_S, 0)))
     assert list(found) == ["long_end"]
     end = found["long_end"]
     assert (end.headline, end.fix) == (f"The end took 25 s: {headline}", fix)
@@ -65,9 +65,9 @@ def test_workers_that_nobody_told_to_end_end_once_their_loader_is_deleted(tmp_pa
 
 def test_the_wait_is_a_hang_until_the_job_has_ended_normally(tmp_path: Path) -> None:
     joining = Stand((JOIN, MAIN), "acquire", other=UPLOAD)
-    assert list(find(write_standing(tmp_path, {0: joining}, left=(LEFT_S, 0)), LEFT_S)) == ["hung_ranks"]
+    assert list(find(write_standing(tmp_path, {0: joining}, left=Left(LEFT_S, 0)), LEFT_S)) == ["hung_ranks"]
     (tmp_path / "failed").mkdir()
-    assert list(find(write_standing(tmp_path / "failed", {0: joining}, left=(LEFT_S, 1)))) == ["hung_ranks"]
+    assert list(find(write_standing(tmp_path / "failed", {0: joining}, left=Left(LEFT_S, 1)))) == ["hung_ranks"]
 
 
 def test_python_that_exits_does_not_hang_unless_other_ranks_wait_for_it(tmp_path: Path) -> None:
@@ -80,15 +80,15 @@ def test_python_that_exits_does_not_hang_unless_other_ranks_wait_for_it(tmp_path
 
 def test_a_job_that_works_at_its_end_or_ends_soon_is_no_finding(tmp_path: Path) -> None:
     working = Stand(SLEEPING, "sum", cores_used=0.9)
-    assert find(write_standing(tmp_path, {0: working}, left=(LEFT_S, 0))) == {}
+    assert find(write_standing(tmp_path, {0: working}, left=Left(LEFT_S, 0))) == {}
     (tmp_path / "soon").mkdir()
-    assert find(write_standing(tmp_path / "soon", {0: AT_EXIT}, (25,), left=(SILENT_S + 8, 0))) == {}
+    assert find(write_standing(tmp_path / "soon", {0: AT_EXIT}, (25,), left=Left(SILENT_S + 8, 0))) == {}
     (tmp_path / "unknown").mkdir()
-    (end,) = find(write_standing(tmp_path / "unknown", {0: None}, left=(SILENT_S + 40, 0)), 70).values()
+    (end,) = find(write_standing(tmp_path / "unknown", {0: None}, left=Left(SILENT_S + 40, 0)), 70).values()
     assert end.headline == "The end took 40 s"
 
 
 def test_a_process_that_ends_long_after_pythons_exit_functions_have_begun(tmp_path: Path) -> None:
-    (end,) = find(write_standing(tmp_path, {0: None}, (), left=(SILENT_S + 2, 0), ended_s=SILENT_S + 20)).values()
+    (end,) = find(write_standing(tmp_path, {0: None}, (), left=Left(SILENT_S + 2, 0), ended_s=SILENT_S + 20)).values()
     assert end.headline == "The end took 20 s: rank 0 ran exit functions for 18 s"
     assert end.evidence == {"end_s": 20, "waited_s": 18}

@@ -325,12 +325,23 @@ def _find_end(recording: Evidence, group: Group) -> int:
 
 
 def _find_stop(recording: Evidence, group: Group, since_ns: int) -> int | None:
-    """Return when the job was stopped or ended after a time; None if it goes on, or if a rank has ended by itself."""
+    """Return when the job was stopped or ended after a time; None if it goes on, or if a rank has ended by itself before."""
     ends = [*recording.events_of(StopSent), *recording.events_of(JobEnded)]
     ends += [event for event in recording.events_of(RankGone) if event.process_key in {one.key for one in group.processes}]
-    stopped_ns = min((event.unix_ns for event in ends if event.unix_ns > since_ns), default=None)
-    left = (event for process in group.processes for kind in _LAST_EVENTS for event in process.events_of(kind))
-    return stopped_ns if not any(event.unix_ns > group.lead.source.created_ns for event in left) else None
+    left = [event for process in group.processes for kind in _LAST_EVENTS for event in process.events_of(kind)]
+    left_ns = [event.unix_ns for event in left if event.unix_ns > group.lead.source.created_ns]
+    times = [event.unix_ns for event in ends]
+    if left_ns:  # Python ends in an orderly way after SIGINT too
+        times += _list_interrupts(recording)
+    stopped_ns = min((time_ns for time_ns in times if time_ns > since_ns), default=None)
+    return stopped_ns if stopped_ns is None or stopped_ns <= min(left_ns, default=stopped_ns) else None
+
+
+def _list_interrupts(recording: Evidence) -> list[int]:
+    """Return when a launcher printed that it was told to end, and when ranks printed that they were interrupted."""
+    printed = read_printed_ends(recording.at)
+    interrupts = [one.time_ns for one in printed.tracebacks if one.error == "KeyboardInterrupt" and not one.thread]
+    return interrupts if printed.stopped_ns is None else [printed.stopped_ns, *interrupts]
 
 
 def _build_seen(
