@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -121,3 +122,23 @@ def test_a_rise_between_two_measured_steps_is_reported_with_both(tmp_path: Path)
     (step,) = [finding for finding in detect_findings(recording, recording.end_ns) if finding.name == "memory_step"]
     assert step.headline.endswith(" by step 300")
     assert "; it began after step 284" in step.details
+
+
+@pytest.mark.parametrize("is_steady", [False, True])
+def test_a_rise_is_told_from_steady_growth_by_readings_of_counted_steps(tmp_path: Path, is_steady: bool) -> None:
+    """Steps that keep their phases happen to need less than the counted one before them, and ever more."""
+    folder = recordings.unpack_to_folder("gpu-lines-jump", tmp_path)
+    count_steps(folder, interval=16, first=10)
+    (path,) = folder.glob("allocator-*.rec")
+    header, _, records = path.read_bytes().partition(b"\n")
+    rows = np.frombuffer(bytearray(records), [tuple(field) for field in json.loads(header)["dtype"]])
+    peaks, steps = rows["allocated_peak_bytes"], rows["step"]
+    if is_steady:
+        peaks[:] = (1 << 30) + (steps.astype(np.int64) << 24)
+    else:
+        peaks[steps == 299] = 20 << 30
+        peaks[steps > 300] += np.minimum(steps[steps > 300].astype(np.int64) - 300, 100) << 26
+    path.write_bytes(header + b"\n" + rows.tobytes())
+    recording = Recording.open(folder)
+    found = [finding for finding in detect_findings(recording, recording.end_ns) if finding.name == "memory_step"]
+    assert bool(found) is not is_steady

@@ -83,17 +83,25 @@ def _find_steps(group: Group, finder: ShiftFinder) -> Iterator[_Step]:
             continue
         is_first_real = bool(before["skipped"].mean() > 0.5 > after["skipped"].mean())
         is_jump = peaks[shift.first] - np.median(peaks[shift.before]) >= JUMP_BYTES and not is_first_real
-        if is_jump and not _grows_on(before, after):
+        if is_jump and not _grows_on(group.lead, before, after):
             yield _Step(before, after)
 
 
-def _grows_on(before: Rows, after: Rows) -> bool:
-    """Whether memory grows steadily, so that a few counted steps between two readings only look like a jump."""
-    peaks, steps = after["allocated_peak_bytes"], after["step"]
-    slope = float(peaks[-1] - peaks[0]) / max(1, int(steps[-1] - steps[0]))
-    jump = float(peaks[0] - np.median(before["allocated_peak_bytes"]))
-    has_gap = int(steps[0]) - int(before["step"][-1]) > 1
-    return has_gap and slope * float(steps[0] - np.median(before["step"])) >= jump / 2
+def _grows_on(lead: Process, before: Rows, after: Rows) -> bool:
+    """Whether memory grows steadily, so that a few counted steps between two readings only look like a jump.
+
+    What it grows by afterwards is compared with the jump since the last low reading: those of counted steps tell, too.
+    """
+    (begin, first), end = (int(rows["step"][index]) for rows, index in ((before, -1), (after, 0))), int(after["step"][-1])
+    known = lead.steps[slice(*np.searchsorted(lead.steps["step"], (begin, end + 1)))]
+    known = known[known["allocated_peak_bytes"] > 0]
+    steps, highest = known["step"], np.maximum.accumulate(known["allocated_peak_bytes"])
+    index = int(np.searchsorted(steps, first))
+    half = (np.median(before["allocated_peak_bytes"]) + after["allocated_peak_bytes"][0]) / 2
+    low = max(0, int(np.searchsorted(highest[:index], half)) - 1)
+    slope = float(highest[-1] - highest[index]) / max(1, int(steps[-1] - steps[index]))
+    has_gap, jump = first - begin > 1, float(highest[index] - highest[low])
+    return has_gap and slope * float(steps[index] - steps[low]) >= jump / 2
 
 
 def _await_look(lead: Process, step: _Step) -> FoundLook | None:
