@@ -58,7 +58,7 @@ def test_what_a_job_waits_for_at_its_end(tmp_path: Path, stand: Stand, headline:
 def test_workers_that_nobody_told_to_end_end_once_their_loader_is_deleted(tmp_path: Path) -> None:
     """PyTorch 2.11 with pinned memory and persistent workers: Python's exit waits 5 s for each of them."""
     waits = Stand((("torch/utils/data/dataloader.py", 1703, "_Iter._clean_up_worker", False),), "poll")
-    end = find(write_standing(tmp_path, {0: waits}, left=(LEFT_S, 0)))["long_end"]
+    end = find(write_standing(tmp_path, {0: waits}, left=Left(LEFT_S, 0)))["long_end"]
     assert end.headline == "The end took 25 s: rank 0 waits for the end of loader workers"
     assert end.advice.startswith("Delete the data loader")
 
