@@ -6,6 +6,7 @@ Argument: a DeepSpeed config.
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import torch
@@ -43,6 +44,7 @@ def main() -> None:
     print("held " + json.dumps(held), flush=True)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+    os._exit(0)  # gloo's threads may abort a process that ends in the usual way
 
 
 if __name__ == "__main__":
