@@ -188,8 +188,9 @@ REPLACED = HELD_LIST | {"name": "out", "kind": "ModelOutput", "bytes": gib_to_by
 NO_LINE = HELD_LIST | {"added_line": None}
 
 
-def count_held(*held: dict[str, Any]) -> events.Tensors:
-    return events.Tensors({"step": 36, "held": list(held)}, BEGIN_NS, make_identity(0))
+def count_held(*held: dict[str, Any], allocated: float = 0) -> events.Tensors:
+    facts = {"step": 36, "held": list(held), "allocated_bytes": gib_to_bytes(allocated)}
+    return events.Tensors(facts, BEGIN_NS, make_identity(0))
 
 
 def test_a_holder_without_a_name_is_not_told() -> None:
@@ -211,6 +212,25 @@ def test_a_holder_without_a_name_is_not_told() -> None:
 def test_what_holds_a_leak_is_added_to(held: list[dict[str, Any]], before: list[dict[str, Any]], name: str | None) -> None:
     found = choose_holder(count_held(*held), gib_to_bytes(1), count_held(*before))
     assert (found.name if found is not None else None) == name
+
+
+@pytest.mark.parametrize(("added", "is_told"), [(0.5, True), (3, False)])
+def test_a_tensor_that_is_made_anew_and_larger_holds_a_leak(added: float, is_told: bool) -> None:
+    queue = NO_LINE | {"kind": "Tensor", "count": 1}
+    before = count_held(queue | {"bytes": gib_to_bytes(1.6)}, allocated=9 - added)
+    event = count_held(queue | {"bytes": gib_to_bytes(2)}, allocated=9)
+    assert (choose_holder(event, gib_to_bytes(2), before) is not None) is is_told
+
+
+@pytest.mark.parametrize(("unclaimed", "is_told"), [(0.5, True), (4.5, False)])
+def test_the_variable_that_holds_what_a_step_began_to_keep(unclaimed: float, is_told: bool, tmp_path: Path) -> None:
+    held = HELD_LIST | {"bytes": gib_to_bytes(4.5)}
+    record_leak(tmp_path, held=held, sizes=[4] * 20 + [9] * 20, count=(21, 5.0))
+    recording = PlantedRecording(tmp_path)
+    recording.write_inventory(13.95, "again", {"parameters": 4}, unclaimed=unclaimed, step=3)
+    found = detect_findings(recording.open_recording(), BEGIN_NS + 60 * S)
+    (step,) = [one for one in found if one.name == "memory_step"]
+    assert ("train.py:97 adds to it" in step.details) is is_told
 
 
 def test_what_a_variable_takes_once_where_a_leak_begins_is_no_part_of_it(tmp_path: Path) -> None:

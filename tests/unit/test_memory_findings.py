@@ -12,6 +12,7 @@ import pytest
 
 import recordings
 from declared_events import check_event
+from memory_recording import HELD_LIST
 from zerotop.analysis.findings import Finding, detect_findings
 from zerotop.analysis.views.memory_view import read_memory_view
 from zerotop.recording.reader import Recording
@@ -218,6 +219,21 @@ def test_the_lines_of_the_highest_peak(tmp_path: Path) -> None:
     recording = add_look(folder, "peak", before.end_ns, 4, blocks, peak_bytes=9 << 30, before_bytes=1 << 30)
     (owner,) = find_named(recording, "peak_owner")
     assert owner.details == f"{before.details} Peak memory of step 4, by line: 0.29 GiB at train.py:57 in keep."
+
+
+@pytest.mark.parametrize(("size", "is_told"), [(1 << 30, True), (1 << 20, False)])
+def test_a_variable_that_keeps_much_of_what_stays_is_named(size: int, is_told: bool, tmp_path: Path) -> None:
+    folder = recordings.unpack_to_folder("gpu-long", tmp_path)
+    (before,) = find_named(Recording.open(folder), "peak_owner")
+    (path,) = folder.glob("events-rank0-*.jsonl")
+    (source,) = [one for one in Recording.open(folder).sources["spans"] if one.rank == 0]
+    event = {"time_ns": before.known_ns - source.offset_ns - 1000, "event": "tensors", "engine": 0, "step": 4}
+    held = HELD_LIST | {"bytes": size, "count": 9}
+    event |= {"when": "again", "device": {}, "host": {}, "host_pinned": {}, "unclaimed_bytes": 1 << 30, "held": [held]}
+    with path.open("a") as file:
+        file.write(json.dumps(event) + "\n")
+    (owner,) = find_named(Recording.open(folder), "peak_owner")
+    assert (", of which the list seen in main() (train.py) keeps 1.00 GiB in 9 tensors." in owner.details) is is_told
 
 
 def test_the_lines_of_logits(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from zerotop.analysis.formatting import pluralize
+from zerotop.analysis.formatting import format_bytes, pluralize
 from zerotop.analysis.memory.tensor_inventory import HeldTensors, read_held
 from zerotop_probe.recording.events import Tensors
 
@@ -30,10 +30,12 @@ def choose_holder(event: Tensors, leaked_bytes: int, before: Tensors | None = No
     One to which a line of the job adds comes first. ``before``: an earlier count, since which it must have grown.
     """
     earlier = {one.text: one for one in read_held(before)} if before is not None else {}
+    added = (event.allocated_bytes or 0) - (before.allocated_bytes or 0) if before is not None else 0
     several = [
         one
         for one in read_held(event)
-        if one.count >= _LEAST_HELD and one.may_grow and _has_grown(one, earlier.get(one.text))
+        if (one.count >= _LEAST_HELD and one.may_grow and _has_grown(one, earlier.get(one.text)))
+        or _is_larger(one, earlier.get(one.text), added)
     ]
     large = [one for one in several if one.bytes >= _HELD_SHARE * leaked_bytes]
     if large:
@@ -47,12 +49,17 @@ def _has_grown(holder: HeldTensors, earlier: HeldTensors | None) -> bool:
     return earlier is None or holder.count > earlier.count or holder.bytes > earlier.bytes
 
 
+def _is_larger(holder: HeldTensors, earlier: HeldTensors | None, added_bytes: int) -> bool:
+    """Whether most of the bytes that were added since an earlier count are in a tensor that is made anew, ever larger."""
+    return earlier is not None and holder.bytes - earlier.bytes >= _HELD_SHARE * added_bytes > 0
+
+
 def describe_holder(holder: HeldTensors) -> str:
     """Return sentences about the tensors in a variable when they were counted, and the line that adds to it."""
     text = f"{holder.text[:1].upper()}{holder.text[1:]}"
     counted = f" in step {holder.step}" if holder.step is not None else ""
     graph = ", with the graphs that computed them" if holder.keeps_graph else ""
-    kept = f"{holder.count:,} {pluralize(holder.count, 'tensor')}"
+    kept = f"{holder.count:,} {pluralize(holder.count, 'tensor')}" if holder.count > 1 else format_bytes(holder.bytes)
     sentences = f"{text} kept {kept}{counted}{graph}{f'; {holder.line} adds to it' if holder.line else ''}."
     if not holder.view_of:
         return sentences
@@ -98,4 +105,6 @@ def advise_on_holder(holder: HeldTensors) -> LeakAdvice:
         return LeakAdvice(
             f"Keep numbers in {name}: .item(), or .detach() where tensors are needed, lets the graphs go.", fix
         )
+    if holder.count == 1:
+        return LeakAdvice(f"Limit the size of {name}: it becomes ever larger.", "")
     return LeakAdvice(f"Keep numbers, or copies on the host, in {name}; or clear it.", fix)

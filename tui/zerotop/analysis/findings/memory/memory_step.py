@@ -14,12 +14,14 @@ from zerotop.analysis.findings.support.links import Kinds, grew_with_leak, took_
 from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look, find_growth, find_scale, read_looks
 from zerotop.analysis.findings.support.thresholds import JUMP_BYTES
 from zerotop.analysis.formatting import Text, format_count
+from zerotop.analysis.memory import leak_holders
 from zerotop.analysis.memory.block_lines import Look
+from zerotop.analysis.memory.tensor_inventory import HeldTensors
 from zerotop.analysis.stats.change_points import ShiftFinder
 from zerotop.analysis.steps.training_changes import describe_changes
 from zerotop.recording.samples import Rows
 from zerotop_probe.recording.event_values import PEAK
-from zerotop_probe.recording.events import TrainingChanged
+from zerotop_probe.recording.events import Tensors, TrainingChanged
 
 _KIND = FindingKind(
     name="memory_step",
@@ -40,7 +42,9 @@ _LARGER = _KIND.with_changes(
     confidence=0.7, advice="Cap the size of the inputs: the length of sequences, or the crop of images.", fix=""
 )
 _TRAINING = _KIND.with_changes(confidence=0.9, advice="", fix="")
+_HELD = _KIND.with_changes(confidence=0.8, advice="{letting_go}", fix="{clearing}")
 _AFTER_PAUSE = _KIND.with_changes(confidence=0.5)
+_UNKNOWN = "No other change was recorded"
 # Blocks become so many times as large if elements are of 4 bytes instead of 2, but for this share.
 _WIDER_TYPE, _TYPE_SHARE = 2.0, 0.1
 # By how many steps a change may be off.
@@ -153,6 +157,11 @@ def _build_finding(group: Group, step: _Step, found: FoundLook) -> Finding:
         is_type = abs(scale - _WIDER_TYPE) < _WIDER_TYPE * _TYPE_SHARE
         kind, reason = (kind, "inputs are larger, or of a wider type") if is_type else (_LARGER, "inputs are larger")
         cause = f"The same lines allocate as many blocks, each {scale:.1f} times as large: {reason}"
+    holder = _find_holder(lead, step, found.known_ns) if kind is _KIND and cause == _UNKNOWN else None
+    advice = leak_holders.LeakAdvice("", "")
+    if holder is not None:
+        kind, cause = _HELD, leak_holders.describe_holder(holder).removesuffix(".")
+        advice = leak_holders.advise_on_holder(holder)
     evidence = {"before_bytes": before_bytes, "after_bytes": after_bytes}
     for name in ("rows", "tokens"):
         if min(medians[name]) > 0:
@@ -166,7 +175,22 @@ def _build_finding(group: Group, step: _Step, found: FoundLook) -> Finding:
     since = f"from step {first} on" if is_exact else f"by step {first}"
     values = {"left": left, "cause": cause, "lines": lines, "micro_batch": micro_batch or ""}
     values |= {"since": since, "earlier": None if is_exact else earlier}
+    values |= {"letting_go": advice.text, "clearing": advice.fix}
     return kind.at_steps(group, after, evidence, known_ns=found.known_ns, **values)
+
+
+def _find_holder(lead: Process, step: _Step, known_ns: int) -> HeldTensors | None:
+    """Return the variable that holds most of the rise, if blocks of no category had fewer bytes before; None without one."""
+    counts = [event for event in lead.events_of(Tensors) if event.unclaimed_bytes is not None and event.unix_ns <= known_ns]
+    begin_ns = int(step.before["end_unix_ns"][-1])
+    earlier = next((event for event in reversed(counts) if event.unix_ns <= begin_ns), None)
+    later = next((event for event in counts if event.unix_ns > begin_ns and event.held), None)
+    if earlier is None or later is None:
+        return None
+    rise = int(np.median(step.after["allocated_peak_bytes"]) - np.median(step.before["allocated_peak_bytes"]))
+    unclaimed = earlier.unclaimed_bytes or 0
+    holder = leak_holders.choose_holder(later, rise + unclaimed)
+    return holder if holder is not None and 2 * (holder.bytes - unclaimed) >= rise else None
 
 
 def _describe_training(lead: Process, step: _Step, known_ns: int) -> str:
@@ -197,4 +221,4 @@ def _find_cause(rows: tuple[float, float], tokens: tuple[float, float], first: R
     for column, name in (("eval_s", "An evaluation"), ("checkpoint_s", "A checkpoint")):
         if (first[column] > 0).any():
             return _AFTER_PAUSE, f"{name} came just before"
-    return _KIND, "No other change was recorded"
+    return _KIND, _UNKNOWN

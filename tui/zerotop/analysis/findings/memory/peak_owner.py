@@ -14,9 +14,11 @@ from zerotop.analysis.findings.support import Finding, FindingKind, Group, Proce
 from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look
 from zerotop.analysis.findings.support.memory.phase_peaks import PARTS, read_held_bytes, read_phase_peaks
 from zerotop.analysis.findings.support.thresholds import PLATEAU_STEPS
+from zerotop.analysis.formatting import format_bytes, pluralize
+from zerotop.analysis.memory.tensor_inventory import read_held
 from zerotop.recording.samples import Ints
 from zerotop_probe.recording.event_values import PEAK
-from zerotop_probe.recording.events import EngineFacts
+from zerotop_probe.recording.events import EngineFacts, Tensors
 
 _KIND = FindingKind(
     name="peak_owner",
@@ -25,7 +27,8 @@ _KIND = FindingKind(
     headline="In steps {step} to {last_step}, memory peaks in {owner}: {peak:bytes}[ of {device_bytes:bytes}]",
     details=(
         "The peak of {second} is {second_peak:bytes} there, that of {third} {third_peak:bytes}."
-        " {held_after_step_bytes:bytes} ({share:percent} of the peak) stay allocated from step to step.[ {lines}]"
+        " {held_after_step_bytes:bytes} ({share:percent} of the peak) stay allocated from step to step"
+        "[, of which {kept}].[ {lines}]"
     ),
     advice="To lower the peak, recompute activations or lower {batch_size}.",
     fix="{recompute_fix}",
@@ -35,6 +38,8 @@ _SMALLER_BATCH = "To lower the peak, lower {batch_size}: gradient checkpointing 
 PEAK_SHARE = 0.02
 # The share of the peak from which permanent states are its main part, and not the activations.
 _STATES_SHARE = 0.7
+# The share of what stays allocated from which a variable that keeps it is named.
+_KEPT_SHARE = 0.25
 
 
 class _Owner(NamedTuple):
@@ -109,8 +114,22 @@ def _build_finding(window: SearchWindow[Group], found: _Owner, look: FoundLook) 
         third_peak=peaks[third],
         share=held / peaks[owner],
         last_step=int(rows["step"][-1]),
+        kept=_describe_kept(lead, held, look.known_ns),
         lines=look.look.describe_lines() if look.look is not None else None,
     )
+
+
+def _describe_kept(lead: Process, held_bytes: int, known_ns: int) -> str | None:
+    """Return which variable of the script keeps a large part, as no count since its search shows that it let go."""
+    counts = [event for event in lead.events_of(Tensors) if event.unix_ns <= known_ns and event.unclaimed_bytes is not None]
+    index = next((index for index in reversed(range(len(counts))) if counts[index].held), None)
+    holder = max(read_held(counts[index]), key=lambda one: one.bytes, default=None) if index is not None else None
+    if holder is None or not _KEPT_SHARE * held_bytes <= holder.bytes <= held_bytes:
+        return None
+    if any((event.unclaimed_bytes or 0) < holder.bytes for event in counts[index:]):
+        return None
+    tensors = f"{holder.count:,} {pluralize(holder.count, 'tensor')}"
+    return f"{holder.text} keeps {format_bytes(holder.bytes)} in {tensors}"
 
 
 def _choose_advice(owner: str, is_kept: bool, engine: EngineFacts) -> tuple[str, str]:
