@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.findings.pace import costly_variables, host_pace
 from zerotop.analysis.findings.support import Finding, detection
+from zerotop.recording.samples import Samples
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import ALLOCATOR, BOUNDARY, GPUS, PROCESSES, SPANS
 from zerotop_probe.recording.writer import EventWriter
@@ -62,6 +65,20 @@ def find_all(
 def test_a_costly_variable_is_reported(tmp_path: Path, environment: dict[str, str], told: dict[str, str]) -> None:
     """And is the reason why the GPU waits, in place of the time of a launch."""
     assert find(tmp_path, environment) == told
+
+
+def test_room_is_told_as_of_the_last_reading() -> None:
+    """Steps 0 to 39 of 0.1 s, with the memory of step 5 alone; the ticker reads more, and last in step 31."""
+    steps = np.zeros(40, [(name, "i8") for name in ("step", "begin_unix_ns", "end_unix_ns", "reserved_peak_bytes")])
+    steps["step"], steps["begin_unix_ns"] = np.arange(40), np.arange(40) * S // 10
+    steps["end_unix_ns"], steps["reserved_peak_bytes"] = steps["begin_unix_ns"] + S // 10, -1
+    steps["reserved_peak_bytes"][5] = 3 << 30
+    rows = np.array([(4 << 30, 5 << 30), (4 << 30, 4 << 30)], [("reserved_bytes", "i8"), ("reserved_peak_bytes", "i8")])
+    for at, held, read in (((2.0, 3.15), 5 << 30, 31), ((), 3 << 30, 5)):
+        samples = Samples(np.array([int(time * S) for time in at], np.int64), rows[: len(at)])
+        records = SimpleNamespace(read_window=lambda begin_ns, end_ns, samples=samples: samples)
+        process = SimpleNamespace(records=lambda table, records=records: records)
+        assert host_pace._read_held(cast("Any", process), steps) == (held, read)
 
 
 def test_a_variable_costs_nothing_without_a_gpu(tmp_path: Path) -> None:

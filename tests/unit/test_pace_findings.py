@@ -249,6 +249,20 @@ def test_a_single_long_pause(tmp_path: Path, pause_s: float, told: bool) -> None
     assert all(one.evidence["pause_s"] == pytest.approx(pause_s, rel=0.06) for one in found)
 
 
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [([5.0, 4.3, 4.6, 4.2, 4.2], []), ([2.5, 1.7, 4.5, 1.9, 4.4], []), ([2.5, 2.4, 2.6, 2.5, 190.0], [177])],
+)
+def test_a_pause_is_longer_than_the_new_pace(tmp_path: Path, after: list[float], told: list[int]) -> None:
+    write_steps(tmp_path, [0.035] * 171 + [1.5, 1.9] + after + [2.5])
+    recording = read_recording(tmp_path)
+    runner = detection.Detection(recording, [iteration_shift.detect, long_pause.detect])
+    runner.update()
+    found = runner.findings_at(recording.end_ns)
+    assert [one.step for one in found if one.name == "iteration_shift"]
+    assert [one.step for one in found if one.name == "long_pause"] == told
+
+
 def test_a_level_that_goes_up_and_down_is_no_change(tmp_path: Path) -> None:
     """Levels of 50 and 60 ms by turns, for 40 steps each; then 100 ms for good."""
     levels = [0.05] * 40 + [0.06] * 40

@@ -183,6 +183,16 @@ def _is_launching(process: Process, steps: Rows) -> bool:
     return data <= _MOST_DATA * iteration and between <= _MOST_BETWEEN * iteration
 
 
+def _read_held(process: Process, steps: Rows) -> tuple[int, int]:
+    """Return the most memory that PyTorch reserved in some steps, and in which of them it was read last."""
+    peaks, begins = steps["reserved_peak_bytes"], steps["begin_unix_ns"]
+    samples = process.records("allocator").read_window(int(begins[0]), int(steps["end_unix_ns"][-1]))
+    sampled = np.maximum(samples.rows["reserved_bytes"], samples.rows["reserved_peak_bytes"])
+    read = [*np.flatnonzero(peaks > 0)[-1:], *np.searchsorted(begins, samples.times[-1:], "right") - 1]
+    held = max(int(peaks.max(initial=0)), int(sampled.max(initial=0)))
+    return held, int(steps["step"][max(0, *read)]) if read else 0
+
+
 def _advise(group: Group, pace: _Pace) -> dict[str, str]:
     """Return what helps this job, and the line for the first of it."""
     engine, helps = group.engine, []
@@ -196,9 +206,10 @@ def _advise(group: Group, pace: _Pace) -> dict[str, str]:
         helps.append("let the optimizer update all tensors at once, with fused=True")
         fix = fix or "fused=True"
     known = group.lead.phased_steps_until(int(pace.rows["end_unix_ns"][-1]))["rows"]
-    rows, held = int(known[-1]) if len(known) else 0, int(pace.rows["reserved_peak_bytes"].max(initial=0))
+    rows = int(known[-1]) if len(known) else 0
+    held, read_step = _read_held(group.lead, pace.rows)
     if rows > 0 and group.lead.device_bytes and 0 < held <= _ROOM_SHARE * group.lead.device_bytes:
-        used = f"{{held:bytes}} of {{room:bytes}} were reserved up to step {pace.rows['step'][-1]}"
+        used = f"{{held:bytes}} of {{room:bytes}} were reserved up to step {read_step}"
         helps.append(f"train on more than {rows} rows at once, for which there is room ({used})")
         fix = fix or f"batch_size={2 * rows}"
     helps.append("use fewer, larger operations")

@@ -139,7 +139,7 @@ def _find_unfinished(window: SearchWindow[Group]) -> Iterator[Finding]:
         if len(steps) <= SETTLED_STEPS:
             continue
         begin_ns, step = int(steps["end_unix_ns"][-1]), int(steps["step"][-1]) + 1
-        lasted, usual = (event.unix_ns - begin_ns) / 1e9, float(np.nanmedian(steps["iteration_s"][-LEVEL_STEPS:]))
+        lasted, usual = (event.unix_ns - begin_ns) / 1e9, _find_usual(steps["iteration_s"])
         trained = float(np.nansum(steps["iteration_s"]))
         is_long = lasted >= max(_UNFINISHED_S, _UNFINISHED_ITERATIONS * usual, trained)
         if (
@@ -194,7 +194,7 @@ def _read_next(group: Group, trained_s: Callable[[], Floats], last: _Read | None
     if not is_long.any():
         return _Read(begin + len(is_long), None, compiling) if len(is_long) else None
     index = begin + int(np.argmax(is_long))
-    usual, trained = float(np.nanmedian(seconds[max(0, index - LEVEL_STEPS) : index])), float(trained_s()[index - 1])
+    usual, trained = _find_usual(seconds[:index]), float(trained_s()[index - 1])
     if evaluated[index] >= _LEAST_S:
         pause, known_ns = float(evaluated[index]), int(steps["end_unix_ns"][index])
         is_notable = _is_notable(pause, usual, _EVALUATION_SHARE * trained)
@@ -221,6 +221,11 @@ def _read_next(group: Group, trained_s: Callable[[], Floats], last: _Read | None
     together = (*compiling, found)
     is_notable = sum(one.seconds for one in together) >= _RECOMPILED_SHARE * float(trained_s()[end - 1])
     return _Read(end, found._replace(earlier=compiling if is_notable else ()), together)
+
+
+def _find_usual(seconds: Floats) -> float:
+    """Return the usual time of the next step; if most of the very last steps take longer, they are the new pace."""
+    return float(max(np.nanmedian(seconds[-LEVEL_STEPS:]), np.nanmedian(seconds[-SETTLED_STEPS:])))
 
 
 def _is_compiling(pause: _Pause) -> bool:
