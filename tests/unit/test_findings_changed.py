@@ -9,6 +9,8 @@ import pytest
 import recordings
 from changed_recordings import Rows, change_table, find_named
 from zerotop.analysis.findings import Severity
+from zerotop.analysis.findings.memory import others_on_gpu
+from zerotop.analysis.findings.support import detection
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording.tables import PHASE_CODE
 
@@ -246,6 +248,24 @@ def test_a_process_that_comes_to_the_gpu_later(tmp_path: Path) -> None:
 
     change_table(folder, "gpus", fill_device)
     assert find_named(folder, "others_arrived")[0].severity is Severity.WARNING
+
+
+def test_what_others_on_the_gpu_hold_is_kept_up_to_date(tmp_path: Path) -> None:
+    folder = recordings.unpack_to_folder("z2", tmp_path)
+
+    def add_process(rows: Rows) -> None:
+        late = [-5, -3, -2, -1]  # the record between is of the job's own process
+        rows["pid"][late], rows["used_bytes"][late] = 31337, [3 << 30, 3100 << 20, 5 << 30, 9 << 30]
+
+    change_table(folder, "gpu_processes", add_process)
+    recording = Recording.open(folder)
+    runner = detection.Detection(recording, [others_on_gpu.detect])
+    runner.update(recording.end_ns)
+    told = runner.ordered_findings
+    assert [one.evidence["used_bytes"] / 2**30 for one in told] == [3, 5, 9]  # a little more is not told
+    assert len({one.event for one in told}) == 1
+    (last,) = find_named(folder, "others_arrived")
+    assert "9.00 GiB" in last.headline
 
 
 def test_more_outside_pytorch_than_a_context_takes(tmp_path: Path) -> None:

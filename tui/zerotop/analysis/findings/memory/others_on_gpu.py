@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +45,8 @@ _LEFT_OVER = _ARRIVED.with_changes(
 _LITTLE_SHARE, _FREE_SHARE = 0.05, 0.5
 # Processes are read at least this often (ns).
 _RECENT_NS = 3_000_000_000
+# Processes that hold this much more, as a share, are told again.
+_MORE_SHARE = 0.03
 
 
 class _Other(NamedTuple):
@@ -59,11 +62,24 @@ class _Other(NamedTuple):
     ranks: list[int]  # whose GPU it is
 
 
+class _Arrival(NamedTuple):
+    """Processes that came together, with what they hold at a moment."""
+
+    others: list[_Other]
+    known_ns: int
+    is_little: bool
+    is_news: bool = True
+
+    @property
+    def most_bytes(self) -> int:
+        return max(other.used_bytes for other in self.others)
+
+
 @in_each_node(None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report what is in use before any rank creates its engine, and each process that comes after the ranks' first step.
 
-    The former after the first step; the latter together if they were seen at one time.
+    The former after the first step; the latter together if they were seen at one time, and again once they hold more.
     """
     recording, group, host = window.recording, window.subject, window.host
     if not all(len(process.steps) for process in group.processes):
@@ -73,8 +89,36 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
         yield from _check_host(group, host, recording.find_first_creations()[host], known_ns)
     gpus = _list_gpus(group, host).items()
     found = [other for gpu, ranks in gpus for other in _find_arrivals(window, begin_ns, gpu, ranks)]
-    for key in sorted({other[:3] for other in found}):
-        yield _build_arrival(group, [other for other in found if other[:3] == key])
+    together = [[other for other in found if other[:3] == key] for key in sorted({other[:3] for other in found})]
+    told = window.follow([_tell(group, others, others[0].time_ns) for others in together], partial(_follow, group))
+    yield from (_build_arrival(group, arrival) for arrival in told if arrival.is_news)
+
+
+def _tell(group: Group, others: list[_Other], known_ns: int) -> _Arrival:
+    return _Arrival(others, known_ns, all(_is_little(group, other, known_ns) for other in others))
+
+
+def _follow(group: Group, last: _Arrival) -> _Arrival | None:
+    """Return the same processes after further samples: it is news if one holds notably more than was told."""
+    at, most, found, known_ns = group.lead.at, last.most_bytes, [], last.known_ns
+    for number, other in enumerate(last.others):
+        records = at.records("gpu_processes", other.host, "gpu", other.gpu)
+        samples = records.read_window(last.known_ns, at.cursor_ns)
+        if not len(samples):
+            continue
+        known_ns = max(known_ns, int(samples.times[-1]))
+        used = np.where(np.isin(samples.rows["pid"], other.pids), samples.rows["used_bytes"], 0)
+        more = np.flatnonzero(used >= (1 + _MORE_SHARE) * most)[:1]
+        found += [
+            (time_ns, -used_bytes, number) for time_ns, used_bytes in zip(samples.times[more], used[more], strict=True)
+        ]
+    if not found:
+        return last._replace(known_ns=known_ns, is_news=False) if known_ns > last.known_ns else None
+    time_ns, less, number = (int(value) for value in min(found))
+    others = [*last.others]
+    others[number] = others[number]._replace(used_bytes=-less)
+    arrival = _tell(group, others, time_ns)
+    return arrival._replace(is_little=arrival.is_little and last.is_little)
 
 
 def _check_host(group: Group, host: str, created_ns: int, known_ns: int) -> Iterator[Finding]:
@@ -165,18 +209,18 @@ def _list_earlier(recording: Evidence, group: Group) -> list[Process]:
     return [process for other in recording.groups[: recording.groups.index(group)] for process in other.processes]
 
 
-def _build_arrival(group: Group, others: list[_Other]) -> Finding:
-    time_ns, _, is_left_over, *_ = others[0]
-    evidence: dict[str, float] = {"used_bytes": max(other.used_bytes for other in others), "left_over": is_left_over}
+def _build_arrival(group: Group, arrival: _Arrival) -> Finding:
+    others, is_left_over = arrival.others, arrival.others[0].is_left_over
+    evidence: dict[str, float] = {"used_bytes": arrival.most_bytes, "left_over": is_left_over}
     is_one = len({pid for other in others for pid in other.pids}) == 1
     kind = _LEFT_OVER if is_left_over else _ARRIVED
-    if all(_is_little(group, other, time_ns) for other in others):
+    if arrival.is_little:
         kind = kind.with_changes(severity=Severity.INFO)
     return _build_finding(
         kind,
         group,
         others,
-        time_ns,
+        arrival.known_ns,
         evidence,
         noun="Process",
         owner="Another process holds" if is_one else "Other processes hold up to",

@@ -183,14 +183,15 @@ def _is_launching(process: Process, steps: Rows) -> bool:
     return data <= _MOST_DATA * iteration and between <= _MOST_BETWEEN * iteration
 
 
-def _read_held(process: Process, steps: Rows) -> tuple[int, int]:
+def read_held(process: Process, steps: Rows) -> tuple[int, int]:
     """Return the most memory that PyTorch reserved in some steps, and in which of them it was read last."""
     peaks, begins = steps["reserved_peak_bytes"], steps["begin_unix_ns"]
     samples = process.records("allocator").read_window(int(begins[0]), int(steps["end_unix_ns"][-1]))
-    sampled = np.maximum(samples.rows["reserved_bytes"], samples.rows["reserved_peak_bytes"])
-    read = [*np.flatnonzero(peaks > 0)[-1:], *np.searchsorted(begins, samples.times[-1:], "right") - 1]
-    held = max(int(peaks.max(initial=0)), int(sampled.max(initial=0)))
-    return held, int(steps["step"][max(0, *read)]) if read else 0
+    held, last = int(peaks.max(initial=0)), max([0, *np.flatnonzero(peaks > 0)[-1:].tolist()])
+    if len(samples):
+        held = max(held, *(int(samples.rows[name].max()) for name in ("reserved_bytes", "reserved_peak_bytes")))
+        last = max(last, int(np.searchsorted(begins, samples.times[-1], "right")) - 1)
+    return held, int(steps["step"][last])
 
 
 def _advise(group: Group, pace: _Pace) -> dict[str, str]:
@@ -207,7 +208,7 @@ def _advise(group: Group, pace: _Pace) -> dict[str, str]:
         fix = fix or "fused=True"
     known = group.lead.phased_steps_until(int(pace.rows["end_unix_ns"][-1]))["rows"]
     rows = int(known[-1]) if len(known) else 0
-    held, read_step = _read_held(group.lead, pace.rows)
+    held, read_step = read_held(group.lead, pace.rows)
     if rows > 0 and group.lead.device_bytes and 0 < held <= _ROOM_SHARE * group.lead.device_bytes:
         used = f"{{held:bytes}} of {{room:bytes}} were reserved up to step {read_step}"
         helps.append(f"train on more than {rows} rows at once, for which there is room ({used})")
