@@ -363,6 +363,19 @@ def test_the_table_always_says_which_steps_it_is_of() -> None:
         assert any("≈ estimated from 19 of" in row for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("unread", "note"), [(4, "peak: of 1 of them, the last 5"), (3, "peak: of 2 of them, the last 5"), (2, "")]
+)
+def test_the_table_says_that_the_peak_is_of_few_steps(three_ranks: Path, unread: int, note: str) -> None:
+    picture = make_picture(three_ranks, rank=1)
+    values = picture.find_values(RankMetric.PEAK).copy()
+    values[:, 1 : 1 + unread] = np.nan  # of steps 1 to 5
+    rows = draw_table(replace(picture, metric=RankMetric.PEAK, values=values), 46, 20, BLOCKS)
+    notes = [row_text(row).strip() for row in rows if "peak: of" in row_text(row)]
+    assert len(notes) == bool(note)
+    assert all(one == note for one in notes)
+
+
 @pytest.mark.parametrize(("name", "is_estimate"), [("hand-rank0", True), ("hand-threads", True), ("held-straggler", False)])
 def test_estimated_figures_are_marked_in_the_table_and_beside_the_map(name: str, is_estimate: bool) -> None:
     source = RecordingSource(open_recording(name))

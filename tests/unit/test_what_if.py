@@ -21,8 +21,9 @@ import pytest
 from recordings import FOLDER
 from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.findings.support.gpu_use import measure_gpu_use, measure_use_in_steps
+from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.memory.expected.peak_moments import LOSS, REDUCTION
-from zerotop.analysis.sweeps.asked_setting import Changes, choose_setting
+from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes, choose_setting
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, is_foreach, read_baseline
 from zerotop.analysis.sweeps.grading import ask_for
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
@@ -151,6 +152,20 @@ def test_the_amount_of_the_verdict_is_a_row_of_the_table(capsys: pytest.CaptureF
     row = next(line for line in lines if line.startswith("must fit"))
     assert row.endswith(amount)
     assert any(line.startswith("Must fit: ") for line in lines)
+
+
+def test_the_recorded_setting_takes_no_less_than_was_allocated(capsys: pytest.CaptureFixture[str]) -> None:
+    """Memory leaks, and the last step whose phases are known is not the last one."""
+    base = read("gpu-lines-leak")
+    assert base.evaluation_peak is not None
+    assert base.steps is not None
+    answer = answer_changes(base, Changes(), gpu_bytes=base.evaluation_peak)
+    assert answer.memory.needed < base.evaluation_peak
+    assert answer.fits is False
+    verdict = ask(capsys, "gpu-lines-leak").splitlines()[0]
+    assert f"{format_bytes(base.evaluation_peak)} of " in verdict
+    assert f"in step {base.highest_step}. The forecast is of step {base.steps[1]}," in verdict
+    assert answer_changes(base, Changes(micro_batch=1)).measured_more is None
 
 
 def test_the_recommended_command_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:

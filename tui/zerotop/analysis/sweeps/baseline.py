@@ -22,7 +22,7 @@ from zerotop.recording.keys import identify_process
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.devices import find_gpu_name, locate_allocators
 from zerotop.recording.reader import Recording
-from zerotop.recording.steps.step_table import StepTable
+from zerotop.recording.steps.step_table import RankSteps, StepTable
 from zerotop_probe.recording.event_values import DIMENSIONS
 from zerotop_probe.recording.events import EngineFacts, Hello
 
@@ -53,6 +53,7 @@ class Baseline:
     times: PhaseTimes | None
     computes_in: str  # dtype
     evaluation_peak: int | None  # allocated outside of training steps, where it was higher
+    highest_step: int | None = None  # in which most was allocated
     rules: AllocatorRules = DEFAULT_RULES
     model: str = ""  # its class
     steps: tuple[int, int] | None = None  # the first and the last of those whose memory counts
@@ -116,7 +117,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
     nvml = max((int(one.chosen.rows["nvml_process_bytes"].max()) for one in found), default=0)
     host = max(int(one.chosen.rows["host_rss_bytes"].max()) for one in found)
     reserved = max(int(one.chosen.rows["reserved_peak_bytes"].max()) for one in found)
-    outside = max((int(process.step_rows["allocated_peak_bytes"].max()) for process in ranks), default=0)
+    outside, outside_step = max(map(_find_highest, ranks))
     peak = max(first.backward_peak, last.backward_peak, first.forward_peak, step_peak)
     return Baseline(
         name=name,
@@ -137,6 +138,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         times=max(times, key=lambda one: one.iteration, default=None),
         computes_in=computes_in,
         evaluation_peak=outside if until_step is None and outside > 1.02 * peak else None,
+        highest_step=outside_step,
         rules=_read_rules(at),
         threads=_read_threads(at),
         model=str(engine.model or ""),
@@ -145,6 +147,12 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         pace_change=chosen.pace_change,
         mean_s=max((mean for one in found if isfinite(mean := one.chosen.stretch.measure_mean(one.process))), default=None),
     )
+
+
+def _find_highest(process: RankSteps) -> tuple[int, int]:
+    """Return the most that a rank allocated, and in which step."""
+    row = process.step_rows[int(process.step_rows["allocated_peak_bytes"].argmax())]
+    return int(row["allocated_peak_bytes"]), int(row["step"])
 
 
 def _read_rules(at: At) -> AllocatorRules:

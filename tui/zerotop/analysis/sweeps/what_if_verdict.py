@@ -85,6 +85,15 @@ def judge_gpu(answer: WhatIfAnswer) -> Text:
     """Return whether a GPU holds the upper end of the setting."""
     name, needed, size = name_setting(answer.setting), answer.memory.needed, answer.gpu_bytes
     values = {"name": name[0].upper() + name[1:], "needed": needed, "size": size, "spare": abs((size or 0) - needed)}
+    if answer.measured_more is not None and answer.base.steps is not None:
+        values |= {"most": answer.measured_more, "step": answer.base.highest_step, "last": answer.base.steps[1]}
+        verdict = {
+            True: ", fits: up to {most:bytes} of {size:bytes}",
+            False: ", does not fit {size:bytes}: up to {most:bytes}",
+        }
+        start = verdict[answer.fits] if answer.fits is not None else ": up to {most:bytes} of each GPU"
+        rest = " were allocated in step {step}. The forecast is of step {last}, which needs {needed:bytes}."
+        return Text(f"{{name}}{start}{rest}", values)
     if size is None:
         return Text("{name}: it needs at most {needed:bytes} of each GPU. Give --memory for a verdict.", values)
     if answer.fits:

@@ -60,8 +60,19 @@ def _describe_figures(picture: RankPicture, width: int, most: int, *, has_sample
         lines = [times, f"{ESTIMATE_MARK} estimated from {matrix.figured_steps} of them{samples}"]
     else:
         return [f"{ESTIMATE_MARK} estimated from {matrix.figured_steps} of {_name_steps(picture)}"]
+    lines.append(_describe_readings(picture))
     whole = "; ".join(line for line in lines if line)
     return [whole] if len(whole) + 2 <= width else [line for line in lines if line][:most]
+
+
+def _describe_readings(picture: RankPicture) -> str:
+    """Return of which steps the peak is known if it is of few: those between are counted, while memory may grow."""
+    if not any(row.metric is RankMetric.PEAK for row in picture.table_rows):
+        return ""
+    matrix = picture.matrix
+    is_known = ~np.isnan(matrix.cut_recent(picture.find_values(RankMetric.PEAK))[picture.chosen])
+    steps = matrix.recent_steps[is_known]
+    return f"peak: of {len(steps)} of them, the last {steps[-1]}" if 0 < 2 * len(steps) < len(is_known) else ""
 
 
 def _build_columns(picture: RankPicture, glyphs: Glyphs) -> list[Column[RankComparison]]:
