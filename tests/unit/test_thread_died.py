@@ -79,3 +79,10 @@ def test_a_training_threads_own_exception_is_no_finding_of_a_thread(tmp_path: Pa
     recording = _begin(tmp_path)
     recording.write_output(31, TEXT.partition("\n")[2])
     assert not any(one.name == "thread_died" for one in _find(recording))
+
+
+def test_a_threads_interrupt_is_that_of_the_whole_job(tmp_path: Path) -> None:
+    """The thread that pins memory gets that of a loader worker from its queue."""
+    recording = _begin(tmp_path)
+    recording.write_output(31, TEXT.replace("KeyError: 60", "KeyboardInterrupt"))
+    assert find_at_end(tmp_path, [thread_died.detect]) == ()

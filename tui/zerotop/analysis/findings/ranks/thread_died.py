@@ -31,7 +31,8 @@ def detect(window: SearchWindow[Evidence]) -> Iterator[Finding | None]:
     follower = window.keep(LineFollower)  # reads each line of the output once
     for lines in follower.read_after(recording.at, THREAD_MARK, _MOST_LINES):
         for traceback in parse_tracebacks(lines):
-            if traceback.thread and window.count_reports(_KIND) < _MOST:
+            is_own = traceback.thread and traceback.error != "KeyboardInterrupt"  # Ctrl-C, which a queue passes on
+            if is_own and window.count_reports(_KIND) < _MOST:
                 key = traceback.thread, traceback.time_ns
                 yield window.find_once(lambda traceback=traceback: _build_finding(recording, traceback), key)  # type: ignore[misc]
 
