@@ -359,6 +359,20 @@ def test_a_signal_that_only_the_sampler_saw(tmp_path: Path) -> None:
     assert dead.headline == "Rank 0 was killed by signal 9 (SIGKILL) after 2 steps"
 
 
+@pytest.mark.parametrize(("code", "said"), [(-15, "was killed by SIGTERM"), (None, "was killed by SIGINT")])
+def test_the_jobs_signal_counts_only_where_nobody_saw_the_ranks(tmp_path: Path, code: int | None, said: str) -> None:
+    recording = record_two_steps(tmp_path)
+    recording.write_records(tables.SPANS, make_identity(1), [make_span(29, 30, "step", 2, tables.BOUNDARY)], born=1)
+    for rank in (0, 1):
+        recording.write_event(make_identity(rank), 1.5, events.Hello, rank=rank, local_rank=rank)
+        pid = make_identity(rank).pid
+        recording.write_event(recording.node, 31 + rank, events.RankGone, rank=rank, pid=pid, exit_code=code)
+    recording.write_event(recording.node, 33, events.JobEnded, exit_code=130, signal="SIGINT", text="The job was killed.")
+    end = find_failure(recording.open_recording().at(BEGIN_NS + 40 * S))
+    assert end is not None
+    assert said in end.what
+
+
 @pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), 9)", -9), ("os._exit(3)", 3), ("os._exit(0)", None)])
 def test_the_exit_code_of_a_process_whose_parent_has_not_waited(end: str, code: int | None) -> None:
     with subprocess.Popen([sys.executable, "-c", f"import os; {end}"]) as child:

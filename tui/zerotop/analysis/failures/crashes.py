@@ -89,7 +89,7 @@ class _Case:
         self.file = find_output_file(at, self.first.process) if len(self.who) == 1 else None
         self.early = _find_early_end(at, self.first, processes, self.ended_ns)
         self.signal_name = self.first.signal_name
-        if self.first.report is None and job is not None:
+        if self.first.report is None and self.first.seen_code is None and job is not None:
             self.signal_name = job.signal_name
 
     def build(self) -> End:
@@ -296,7 +296,9 @@ def explain_job(at: At, job: ProcessExit) -> End:
     """Return the end of a job whose ranks nobody saw end: that of its command, or of a rank that an exception left."""
     traceback = find_last_exception(at)
     if job.rank is not None and job.pid is not None:
-        return explain_rank(at, [RankEnd(vanished := RankProcess(job.host, job.pid, job.rank), None, None)], [vanished], job)
+        vanished = RankProcess(job.host, job.pid, job.rank)
+        code = next((one.exit_code for one in at.events_of(RankGone) if one.process_key == vanished[:2]), None)
+        return explain_rank(at, [RankEnd(vanished, None, None, code)], [vanished], job)
     if job.signal_name is None and (failed := _find_first_failed(at)) is not None:
         return explain_rank(at, [RankEnd(failed, read_job_end(job), traceback)], [failed], job)
     end, ended = RankEnd(RankProcess(job.host, 0, -1), read_job_end(job), traceback), at.events_of(JobEnded)
