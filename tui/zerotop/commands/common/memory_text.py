@@ -161,8 +161,7 @@ def _format_host(host: HostLedger, differences: Sequence[Difference]) -> list[st
         rows.append(("  swapped out", format_gib(host.swap_bytes), "", "", "", "", ""))
     notes = [*(difference.note for difference in differences), *host.notes]
     if host.pinned is not None and host.pinned.held_bytes >= _LEAST_BYTES:
-        sizes = (host.pinned.held_bytes, host.pinned.active_bytes, host.pinned.tensors_bytes)
-        notes.append("PyTorch's pinned allocator holds {} GiB: {} in use, {} in tensors.".format(*map(format_gib, sizes)))
+        notes.append(host.pinned.describe(format_gib, "GiB"))
     return [*align_columns(rows, "<>>>>><"), *_format_notes(notes)]
 
 
