@@ -93,6 +93,20 @@ def test_flushes_of_the_failed_request_are_counted(tmp_path: Path) -> None:
     assert (view.health.retries, view.health.ooms) == (2, 1)
 
 
+def test_memory_at_a_failure_has_the_rank_that_vanished_first(tmp_path: Path) -> None:
+    """Its GPU was said to be used by no rank."""
+    recording = record_two_steps(tmp_path)
+    recording.write_records(tables.SPANS, make_identity(1), [make_span(29, 30, "step", 2, tables.BOUNDARY)], born=1)
+    for rank in (0, 1):
+        pid = make_identity(rank).pid
+        recording.write_event(recording.node, 31 + rank / 10, events.RankGone, rank=rank, pid=pid, exit_code=-15)
+    end_job(recording, 33)
+    view = read_memory_view(recording.open_recording().at(BEGIN_NS + 40 * S))
+    assert view.gpu is not None
+    assert view.gpu.ranks == (0,)
+    assert view.moment_text == "at the failure"
+
+
 def test_an_error_that_the_job_lived_on_after_is_no_death(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_event(make_identity(0), 19.5, events.OutOfMemory, **OOM)

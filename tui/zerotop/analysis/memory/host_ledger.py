@@ -13,6 +13,7 @@ processes of their own: their private memory is not in this sum.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from zerotop.analysis.engine import keep_latest
@@ -64,11 +65,18 @@ class HostRow:
 
 @dataclass(frozen=True, slots=True)
 class PinnedMemory:
-    """PyTorch's allocator for pinned memory at the inventory."""
+    """PyTorch's allocator for pinned memory at the inventory. Its ``active_bytes`` may exceed what it holds: not used."""
 
     held_bytes: int  # from the driver: in use and kept for reuse
-    active_bytes: int  # in use, rounded
-    tensors_bytes: int  # of the tensors in it
+    tensors_bytes: int  # of the pinned tensors that the inventory counts: not of batches
+    basis: str  # of which moment
+
+    def describe(self, format_size: Callable[[int], str], unit: str) -> str:
+        """Return a sentence with the figures."""
+        held, tensors = format_size(self.held_bytes).strip(), format_size(self.tensors_bytes).strip()
+        return (
+            f"PyTorch's pinned allocator held {held} {unit}, the pinned tensors of the rows above {tensors}: {self.basis}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +163,7 @@ def _measure_pinned(inventory: TensorInventory) -> PinnedMemory | None:
     if inventory.pinned_allocator is None or "allocated_bytes" not in inventory.pinned_allocator:
         return None
     held = inventory.pinned_allocator["allocated_bytes"]
-    return PinnedMemory(held, inventory.pinned_allocator.get("active_bytes", held), sum(inventory.host_pinned.values()))
+    return PinnedMemory(held, sum(inventory.host_pinned.values()), inventory.basis)
 
 
 def _count_updated_parameters(at: At, process: RankProcess) -> int | None:

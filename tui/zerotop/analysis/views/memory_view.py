@@ -36,9 +36,12 @@ from zerotop.recording.moments.host_memory import HostMemory
 from zerotop.recording.moments.moment import at_cursor
 from zerotop.recording.moments.process_exits import find_alive_processes, find_latest, read_exits
 from zerotop.recording.reader import Source
-from zerotop_probe.recording.events import Engine
+from zerotop_probe.recording.events import Engine, Goodbye, RankGone
 
 Item = TypeVar("Item")
+
+# Ranks of one attempt exit within this time; earlier exits are those of an attempt before.
+_ATTEMPT_EXITS_NS = 60 * 10**9
 
 MOST_SHOWN = 8
 """The number of GPUs or ranks that are shown; of more, the chosen one and those with the most and the least bytes."""
@@ -76,7 +79,7 @@ class MemoryView:
     @property
     def moment_text(self) -> str:
         """Of which moment the ledgers are: ``at the end of step 8``; ``at the end`` where that is the cursor."""
-        if self.failure is not None and self.moment_ns == self.failure.unix_ns:
+        if self.failure is not None and self.failure.unix_ns - self.moment_ns in (0, 1):
             return "at the failure"
         if self.step is not None:
             return f"at the end of step {self.step}"
@@ -191,12 +194,18 @@ def find_last_alive(at: At, failure: End | None) -> int:
     if not tables or any(exits.reported_until(source) is None for source in find_latest(at)):
         return at.cursor_ns
     if failure is not None and failure.unix_ns <= at.cursor_ns and find_alive_processes(at.at(failure.unix_ns)):
-        return failure.unix_ns
+        return min([failure.unix_ns, *(time_ns - 1 for time_ns in _find_vanished(at, failure.unix_ns))])
     born = (source for source in tables if source.created_ns <= at.cursor_ns)
     times = [exit_ns for source in born if (exit_ns := exits.reported_until(source)) is not None]
-    # Ranks of one attempt exit within a minute; earlier exits are those of an attempt before.
-    attempt_ns = max(times, default=at.cursor_ns) - 60_000_000_000
+    attempt_ns = max(times, default=at.cursor_ns) - _ATTEMPT_EXITS_NS
     return min((exit_ns for exit_ns in times if exit_ns > attempt_ns), default=at.cursor_ns + 1) - 1
+
+
+def _find_vanished(at: At, until_ns: int) -> list[int]:
+    """Return when ranks of the attempt that ended at ``until_ns`` were found gone without a goodbye."""
+    left = {event.process_key for event in at.events_of(Goodbye)}
+    times = [event.unix_ns for event in at.events_of(RankGone) if event.process_key not in left]
+    return [time_ns for time_ns in times if until_ns - _ATTEMPT_EXITS_NS < time_ns <= until_ns]
 
 
 def _read_used_bytes(at: At) -> dict[GpuKey, int]:

@@ -35,9 +35,11 @@ def format_report(report: MemoryReport) -> list[str]:
     pairs = list(zip(view.gpus, report.gpu_differences, strict=True))
     used = [pair for pair in pairs if pair[0].ranks] or pairs  # of the job, where that is known
     sections += _fold_equal(_format_gpu(*pair) for pair in used)
-    if len(used) < len(pairs):
-        left_out = ", ".join(f"{gpu.index} ({gpu.host})" for gpu, _ in pairs if not gpu.ranks)
-        sections.append([f"No rank of the job uses GPU {left_out}."])
+    with_peak = {(one.ledger.host, one.ledger.index) for one in report.at_peak}  # also of ranks that have ended
+    left_out = [gpu for gpu, _ in pairs if not gpu.ranks and (gpu.host, gpu.index) not in with_peak]
+    if left_out and len(used) < len(pairs):
+        named = ", ".join(f"{gpu.index} ({gpu.host})" for gpu in left_out)
+        sections.append([f"No rank of the job uses GPU {named}."])
     if not view.gpus:
         sections.append(["No GPU recorded: host memory only."])
     sections += _fold_equal(_format_peaks(peaks, report) for peaks in report.peaks)
@@ -159,8 +161,7 @@ def _format_host(host: HostLedger, differences: Sequence[Difference]) -> list[st
         rows.append(("  swapped out", format_gib(host.swap_bytes), "", "", "", "", ""))
     notes = [*(difference.note for difference in differences), *host.notes]
     if host.pinned is not None and host.pinned.held_bytes >= _LEAST_BYTES:
-        sizes = (host.pinned.held_bytes, host.pinned.active_bytes, host.pinned.tensors_bytes)
-        notes.append("PyTorch's pinned allocator holds {} GiB: {} in use, {} in tensors.".format(*map(format_gib, sizes)))
+        notes.append(host.pinned.describe(format_gib, "GiB"))
     return [*align_columns(rows, "<>>>>><"), *_format_notes(notes)]
 
 

@@ -111,7 +111,7 @@ TERMS: tuple[tuple[str, str], ...] = (
     ),
     (
         "pinned beyond tensors",
-        "PyTorch rounds each pinned allocation up to a power of two, and keeps freed blocks.\n"
+        "PyTorch rounds each pinned allocation up to a power of two, and keeps freed blocks. Pinned batches are here, too.\n"
         "pin_memory: false in the offload section avoids this, but makes copies slower.",
     ),
 )

@@ -60,11 +60,10 @@ def draw_host_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, 
         below.append(((fit_text(text, width, glyphs), "text"),))
     if view.host.swap_bytes:
         below.append(((f"{unit.format_bytes(view.host.swap_bytes).strip()} {unit.name} more in swap", "warn"),))
-    pinned = view.host.pinned
+    notes, pinned = [*view.host.notes], view.host.pinned
     if pinned is not None and pinned.held_bytes:
-        held, tensors = (unit.format_bytes(size).strip() for size in (pinned.held_bytes, pinned.tensors_bytes))
-        below.append(((f"PyTorch's pinned allocator holds {held} for {tensors} of tensors", "muted"),))
-    below += [((line, "muted"),) for note in view.host.notes for line in wrap_text(note, width, 2, glyphs)]
+        notes.insert(0, pinned.describe(unit.format_bytes, unit.name))
+    below += [((line, "muted"),) for note in notes for line in wrap_text(note, width, 2, glyphs)]
     return _draw_table(title, placed, view.host_lines, below, width, height, glyphs)
 
 
