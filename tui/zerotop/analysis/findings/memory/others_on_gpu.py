@@ -71,8 +71,13 @@ class _Arrival(NamedTuple):
     is_news: bool = True
 
     @property
+    def by_gpu(self) -> dict[int, list[_Other]]:
+        return {gpu: [one for one in self.others if one.gpu == gpu] for gpu in sorted({one.gpu for one in self.others})}
+
+    @property
     def most_bytes(self) -> int:
-        return max(other.used_bytes for other in self.others)
+        """What they hold together, of the GPU with the most."""
+        return max(sum(one.used_bytes for one in others) for others in self.by_gpu.values())
 
 
 @in_each_node(None)
@@ -95,28 +100,31 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
 
 def _tell(group: Group, others: list[_Other], known_ns: int) -> _Arrival:
-    return _Arrival(others, known_ns, all(_is_little(group, other, known_ns) for other in others))
+    arrival = _Arrival(others, known_ns, is_little=True)
+    return arrival._replace(is_little=all(_is_little(group, one, known_ns) for one in arrival.by_gpu.values()))
 
 
 def _follow(group: Group, last: _Arrival) -> _Arrival | None:
-    """Return the same processes after further samples: it is news if one holds notably more than was told."""
-    at, most, found, known_ns = group.lead.at, last.most_bytes, [], last.known_ns
-    for number, other in enumerate(last.others):
-        records = at.records("gpu_processes", other.host, "gpu", other.gpu)
-        samples = records.read_window(last.known_ns, at.cursor_ns)
+    """Return the same processes after further samples: it is news if they hold notably more of a GPU than was told."""
+    at, most, known_ns = group.lead.at, last.most_bytes, last.known_ns
+    found: list[tuple[int, int, dict[int, int]]] = []  # when, on which GPU, and the bytes of each process
+    for gpu, others in last.by_gpu.items():
+        samples = at.records("gpu_processes", others[0].host, "gpu", gpu).read_window(last.known_ns, at.cursor_ns)
         if not len(samples):
             continue
         known_ns = max(known_ns, int(samples.times[-1]))
-        used = np.where(np.isin(samples.rows["pid"], other.pids), samples.rows["used_bytes"], 0)
-        more = np.flatnonzero(used >= (1 + _MORE_SHARE) * most)[:1]
-        found += [
-            (time_ns, -used_bytes, number) for time_ns, used_bytes in zip(samples.times[more], used[more], strict=True)
-        ]
+        is_theirs = np.isin(samples.rows["pid"], [pid for other in others for pid in other.pids])
+        used, times = samples.rows["used_bytes"][is_theirs], samples.times[is_theirs]
+        moments, places = np.unique(times, return_inverse=True)
+        sums = np.bincount(places, weights=used, minlength=len(moments))
+        for time_ns in moments[sums >= (1 + _MORE_SHARE) * most][:1].tolist():
+            is_then = times == time_ns
+            pids = samples.rows["pid"][is_theirs][is_then].tolist()
+            found.append((time_ns, gpu, dict(zip(pids, used[is_then].tolist(), strict=True))))
     if not found:
         return last._replace(known_ns=known_ns, is_news=False) if known_ns > last.known_ns else None
-    time_ns, less, number = (int(value) for value in min(found))
-    others = [*last.others]
-    others[number] = others[number]._replace(used_bytes=-less)
+    time_ns, gpu, used_bytes = min(found, key=lambda one: one[:2])
+    others = [one._replace(used_bytes=used_bytes.get(one.pids[0], 0)) if one.gpu == gpu else one for one in last.others]
     arrival = _tell(group, others, time_ns)
     return arrival._replace(is_little=arrival.is_little and last.is_little)
 
@@ -137,7 +145,7 @@ def _check_host(group: Group, host: str, created_ns: int, known_ns: int) -> Iter
         evidence: dict[str, float] = {"used_bytes": most.used_bytes, "total_bytes": most.total_bytes}
         yield _build_finding(
             _BEFORE.with_changes(severity=Severity.INFO)
-            if all(_is_little(group, other, known_ns) for other in others)
+            if all(_is_little(group, [other], known_ns) for other in others)
             else _BEFORE,
             group,
             others,
@@ -228,15 +236,16 @@ def _build_arrival(group: Group, arrival: _Arrival) -> Finding:
     )
 
 
-def _is_little(group: Group, other: _Other, known_ns: int) -> bool:
+def _is_little(group: Group, others: list[_Other], known_ns: int) -> bool:
     """Whether other processes take nothing that the job needs: little memory of a GPU that has much, and no time of it."""
-    at = group.lead.at
-    device = at.records("gpus", other.host, "gpu", other.gpu).read_last(known_ns)
+    at, host, gpu = group.lead.at, others[0].host, others[0].gpu
+    device = at.records("gpus", host, "gpu", gpu).read_last(known_ns)
     if device is None or not 0 <= int(device["used_bytes"]) < (1 - _FREE_SHARE) * int(device["total_bytes"]):
         return False
-    rows = at.records("gpu_processes", other.host, "gpu", other.gpu).read_window(known_ns - _RECENT_NS, known_ns).rows
-    uses = read_column(rows, "sm_percent")[np.isin(rows["pid"], other.pids)]
-    return other.used_bytes < _LITTLE_SHARE * int(device["total_bytes"]) and not (uses >= COMPUTING_PERCENT).any()
+    rows = at.records("gpu_processes", host, "gpu", gpu).read_window(known_ns - _RECENT_NS, known_ns).rows
+    uses = read_column(rows, "sm_percent")[np.isin(rows["pid"], [pid for other in others for pid in other.pids])]
+    used_bytes = sum(other.used_bytes for other in others)
+    return used_bytes < _LITTLE_SHARE * int(device["total_bytes"]) and not (uses >= COMPUTING_PERCENT).any()
 
 
 def _build_finding(
