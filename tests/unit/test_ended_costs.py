@@ -53,6 +53,17 @@ def test_all_shares_are_of_one_time_and_those_of_the_same_steps_are_told_to_over
     assert overlap(twice)
 
 
+def test_iterations_that_became_longer_for_another_reason_wait_no_longer_for_data() -> None:
+    """A wait of 80 ms in iterations of 100 ms is one of 80 ms in iterations of 200 ms, too."""
+    run = RecordedRun(recordings.open_recording("cpu-hang"), memory=False)
+    steps = run.source.job_steps[:30].copy()
+    steps["iteration_s"], steps["steps"] = np.repeat((0.1, 0.2), (10, 20)), 1
+    evidence = {"data_s": 0.08, "iteration_s": 0.1, "share": 0.8}
+    begin_ns = int(steps["begin_unix_ns"][0])
+    stall = replace(run.findings[0], name="data_stall", kind=None, begin_ns=begin_ns, cost=0.8, evidence=evidence)
+    assert rank_findings([stall], steps, run.source.end_ns)[0].seconds == pytest.approx(30 * 0.08, rel=0.01)
+
+
 @pytest.mark.parametrize(("name", "own"), [("hand-rank0", 2), ("gpu-counted-hogs", 1), ("hardware-pcie", 2)])
 def test_gpu_hours_are_those_of_the_gpus_with_ranks_of_the_job(name: str, own: int) -> None:
     """The first two jobs leave GPUs of their machine alone; of the third no allocator was recorded."""
