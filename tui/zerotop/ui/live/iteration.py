@@ -13,7 +13,7 @@ from zerotop.ui.charts import AXIS_WIDTH, Canvas, Scale, add_axes, choose_time_s
 from zerotop.ui.charts.canvas import SPACE
 from zerotop.ui.drawing.formatting import format_fixed
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.labels import ITERATION_PHASES, find_phases, phase_style
+from zerotop.ui.drawing.labels import ITERATION_PHASES, find_phases, phase_style, phase_word
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row, row_width
 from zerotop.ui.drawing.table import draw_rule, panel_title
 
@@ -183,7 +183,7 @@ def _draw_legend(view: LiveView, pointed: int | None, scale: Scale, width: int, 
     iterations = view.iterations
     places = np.flatnonzero(iterations.step == (-1 if pointed is None else pointed))
     place = int(places[0]) if len(places) else _find_last(iterations)
-    words = {"other": "outside", "unknown": "counted"}
+    words = {name: phase_word(name, glyphs) for name in ITERATION_PHASES}
     # A long word where it leaves room for the figure.
     whole = {"other": view.job.engine.outside_text, "stages": "between stages"}
     words |= {name: word for name, word in whole.items() if len(word) < width - 8}
@@ -200,9 +200,7 @@ def _draw_legend(view: LiveView, pointed: int | None, scale: Scale, width: int, 
         rows.append(((heading.ljust(width - 6), "heading"), (figure, "value")))
     for name in _choose_longest(names, last, height):
         style, figure = phase_style(name), format_fixed(last.get(name, math.nan) * scale.factor, decimals, 6)
-        rows.append(
-            ((f"{glyphs.find_sample(style)} ", style), (words.get(name, name).ljust(width - 8), "text"), (figure, "value"))
-        )
+        rows.append(((f"{glyphs.find_sample(style)} ", style), (words[name].ljust(width - 8), "text"), (figure, "value")))
     counted = int(np.count_nonzero(iterations.phase_s.get("unknown", np.empty(0)) > 0))
     for name, count, glyph, style in (
         ("skipped", skipped, glyphs.skipped, "warn"),

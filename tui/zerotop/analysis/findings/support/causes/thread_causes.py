@@ -100,9 +100,7 @@ class ThreadCause(NamedTuple):
     begin_ns: int
     busy_ns: int
     cores: float
-    held_s: (
-        float  # how long another thread waited for the lock meanwhile, on average, if this is known to be why; otherwise 0
-    )
+    held_s: float  # how long another thread waited for the lock meanwhile, on average; 0 if this is not known to be why
     line: CodeLine | None
     target: str  # the job's own function that the thread runs, if it is one of a module
     is_in_pool: bool  # whether an executor of threads runs that function
