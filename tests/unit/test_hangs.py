@@ -58,6 +58,43 @@ def test_the_wait_of_a_thread_is_read_from_its_stack(stand: Stand, wait: Wait) -
     assert find_wait(ThreadStack("", stand.call, tuple(StackFrame(*frame) for frame in stand.frames))) == wait
 
 
+BACKWARD = Stand(
+    (("torch/autograd/graph.py", 869, "_engine_run_backward", False), ("train.py", 95, "step", True)), "run_backward"
+)
+READING = Stand(
+    (("train.py", 59, "train", True), ("train.py", 118, "<module>", True)), "max", cores_used=1.0, reads_until_s=52
+)
+
+
+@pytest.mark.parametrize(("stand", "place"), [(READING, " at train.py:59"), (Stand((), reads_until_s=52), "")])
+def test_a_rank_that_only_reads_batches_is_named(tmp_path: Path, stand: Stand, place: str) -> None:
+    """It shows signs of life all the time, and may not have been sampled."""
+    recording = write_standing(tmp_path, {0: BACKWARD, 1: stand, 2: BACKWARD}, (25, 30, 51))
+    assert not find_hung(recording, 49)  # it may skip what it has trained with before
+    (finding,) = find_hung(recording, 52)
+    assert finding.ranks == (1,)
+    assert str(finding.headline) == f"No progress for 30 s: rank 1 reads batches without training{place}"
+    assert "Rank 1 has read 300 batches since the begin of step 10, with no forward pass." in str(finding.details)
+    assert "No rank trained;" in str(finding.details)
+    stillness = find_stillness(recording.at(second_to_unix_ns(52)))
+    assert stillness is not None
+    assert [group.ranks for group in stillness.standstill.groups] == [(1,), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("others", "reads_until_s"),
+    [
+        (BACKWARD._replace(reads_until_s=52), 52.0),  # all ranks prepare data
+        (BACKWARD, 22.0),  # a few batches are skipped
+        (BARRIER, 52.0),  # it evaluates alone
+    ],
+)
+def test_ranks_that_read_for_a_reason_do_not_hang(tmp_path: Path, others: Stand, reads_until_s: float) -> None:
+    stands = {0: others, 1: READING._replace(reads_until_s=reads_until_s)}
+    found = find_hung(write_standing(tmp_path, stands, (25, 30, 51)), 52)
+    assert not any("reads batches" in str(finding.headline) for finding in found)
+
+
 def test_the_rank_that_is_in_no_collective_is_named(tmp_path: Path) -> None:
     recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP, 2: ALL_REDUCE, 3: ALL_REDUCE})
     assert find_hung(recording, 29.9) == []

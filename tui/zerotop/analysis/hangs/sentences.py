@@ -15,6 +15,7 @@ _AWAITED = ("a ", "another ", "the ", "thread ")
 _BY_THREADS = (
     "Threads wait for each other: let none wait for a queue while it holds a lock, and take locks in the same order."
 )
+_SKIPS = "Look for a condition that skips each batch: the others wait until this rank trains."
 _ONE_NODE = "All ranks are in it: compare the tensors that they pass, and see dmesg for errors of GPUs."
 
 
@@ -96,6 +97,16 @@ def _describe_absence(absence: Absence) -> str:
     return f"{who} {verbs[0]} for {absence.name}, which {format_ranks(absent)} {verbs[1]} not called."
 
 
+def describe_reads(standstill: Standstill, step: int | None) -> str:
+    """Return how many batches the odd ranks have read without training in a step; "" if they do something else."""
+    odd = standstill.odd
+    if odd is None or not odd.reads:
+        return ""
+    least = "has" if len(odd.ranks) == 1 else "have each, at least,"
+    since = f" since the begin of step {step:,}" if step is not None else ""
+    return f"{format_ranks(odd.ranks).capitalize()} {least} read {odd.reads:,} batches{since}, with no forward pass."
+
+
 def describe_threads(standstill: Standstill) -> str:
     """Return where the other threads stand of the rank that waits for one of them, if that is known; else ""."""
     return " ".join(
@@ -155,9 +166,9 @@ def write_advice(standstill: Standstill) -> str:
         return "Look at the network between the nodes." if len(hosts) > 1 else _ONE_NODE
     if odd.end is not None:
         return "The others wait for a rank that has ended: find out why it ended."
-    if odd.wait is None:
+    if odd.wait is None and not odd.reads:
         return "It runs C code that holds Python's lock. py-spy could not read its stack."
-    return "Look at that line: the others wait until this rank arrives."
+    return _SKIPS if odd.reads else "Look at that line: the others wait until this rank arrives."
 
 
 def _name_activity(group: StackGroup) -> str:
@@ -175,6 +186,8 @@ def _describe_state(group: StackGroup, where: str, *, is_one: bool) -> str:
     if group.end is not None:
         number = group.end.signal_number
         return f"{'has' if is_one else 'have'} ended" + (f" by signal {number}" if number else place)
+    if group.reads:
+        return f"{'reads' if is_one else 'read'} batches without training{place}"
     if group.wait is None:
         return f"{be} silent in C code: {'its' if is_one else 'their'} Python does not run"
     if group.awaits_device:

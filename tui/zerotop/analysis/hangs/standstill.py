@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from zerotop.analysis.failures.rank_ends import RankEnd
@@ -22,6 +22,7 @@ class StackGroup:
     frame: StackFrame | None  # the job's own line where they stand
     end: RankEnd | None  # how the first of them ended; None while they live
     collectives: Collectives | None = None  # that they have called in a process group of all ranks
+    reads: int = 0  # batches that each has read at least, if they do nothing else
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -45,15 +46,15 @@ class StackGroup:
         With NCCL a rank continues after calling a collective, until it waits for the GPU. A rank that waits for a GPU
         without an unfinished collective computes.
         """
-        if self.wait is None or self.pending is not None:
-            return self.pending is not None
+        if self.wait is None or self.pending is not None or self.reads:
+            return self.pending is not None and not self.reads
         knows = any(stacks.collectives for stacks in self.stacks)
         return self.wait.kind in FOR_OTHERS and not (knows and self.wait.kind is WaitKind.DEVICE)
 
     @property
     def awaits_device(self) -> bool:
         """Whether they wait for their GPUs, other than for a collective."""
-        return self.wait is not None and self.wait.kind is WaitKind.DEVICE and self.pending is None
+        return self.wait is not None and self.wait.kind is WaitKind.DEVICE and self.pending is None and not self.reads
 
     @property
     def is_device_still(self) -> bool:
@@ -123,14 +124,25 @@ class Standstill:
 
 
 def group_ranks(
-    processes: Sequence[RankProcess], stacks: Mapping[RankProcess, StackReport], ends: Mapping[RankProcess, RankEnd]
+    processes: Sequence[RankProcess],
+    stacks: Mapping[RankProcess, StackReport],
+    ends: Mapping[RankProcess, RankEnd],
+    reads: Mapping[RankProcess, int] | None = None,
 ) -> Standstill:
-    """Group all ranks of an attempt by their stacks, or by how they ended."""
+    """Group all ranks of an attempt by their stacks, or by how they ended, or because they only read batches.
+
+    ``reads``: how many batches those have read that do nothing else.
+    """
+    reads = reads or {}
     shared = _find_shared_group(list(stacks.values()))
     members: dict[tuple[object, ...], list[RankProcess]] = {}
     for process in processes:
-        members.setdefault(_choose_key(process, stacks, ends, shared), []).append(process)
-    groups = [_build_group(tuple(part), stacks, ends, shared) for part in members.values()]
+        key = ("reads",) if reads.get(process) else _choose_key(process, stacks, ends, shared)
+        members.setdefault(key, []).append(process)
+    groups = [
+        replace(_build_group(tuple(part), stacks, ends, shared), reads=min(reads.get(process, 0) for process in part))
+        for part in members.values()
+    ]
     difference = _find_difference(groups, shared)
     odd = difference.odd if difference is not None else _find_odd(groups)
     ordered = tuple(sorted(groups, key=lambda group: (group is not odd, -len(group.ranks), group.ranks)))
@@ -257,4 +269,4 @@ def _find_behind(groups: Sequence[StackGroup]) -> list[StackGroup]:
 
 def _rank_suspicion(group: StackGroup) -> tuple[bool, bool, int]:
     """Return a sort key: ended ranks first, then those whose Python does not run, then the smallest group."""
-    return group.end is None, group.wait is not None, len(group.ranks)
+    return group.end is None, group.wait is not None or bool(group.reads), len(group.ranks)
