@@ -664,6 +664,12 @@ class Left(LossEvent):
     """The probe was removed from this rank, which goes on."""
 
 
+class ExitCall(CodePlace, Event):
+    """The rank called ``os._exit`` with a code other than 0: it ends at once, and without a goodbye."""
+
+    exit_code: int  # the code
+
+
 class Goodbye(LossEvent):
     """The rank's interpreter exited normally."""
 
