@@ -95,6 +95,35 @@ def test_ranks_that_read_for_a_reason_do_not_hang(tmp_path: Path, others: Stand,
     assert not any("reads batches" in str(finding.headline) for finding in found)
 
 
+DESTROY = Stand(
+    (
+        ("torch/distributed/distributed_c10d.py", 2319, "destroy_process_group", False),
+        ("common.py", 154, "finish", True),
+        ("train.py", 99, "step", True),
+        ("train.py", 120, "<module>", True),
+    ),
+    "shutdown",
+    cores_used=1.0,
+)
+
+
+def test_a_rank_that_has_left_the_training_loop_is_named_with_its_line(tmp_path: Path) -> None:
+    recording = write_standing(tmp_path, {0: DESTROY, 1: BACKWARD})
+    (finding,) = find_hung(recording, 42)
+    assert str(finding.headline) == "No progress for 10 s: rank 0 has left the training loop at train.py:99"
+    assert str(finding.details).startswith(
+        "Rank 0 has left the training loop after 10 steps, and waits in destroy_process_group at common.py:154 in finish,"
+        " called from train.py:99 in step. Rank 1 waits in backward at train.py:95 in step."
+    )
+    assert (finding.ranks, str(finding.fix)) == ((0,), "train.py:99")
+    assert str(finding.advice).startswith("Look for a break")
+
+
+def test_ranks_that_may_both_have_left_the_loop_are_told_by_their_collectives(tmp_path: Path) -> None:
+    (finding,) = find_hung(write_standing(tmp_path, {0: DESTROY, 1: BARRIER}), 42)
+    assert "training loop" not in f"{finding.headline} {finding.details}"
+
+
 def test_the_rank_that_is_in_no_collective_is_named(tmp_path: Path) -> None:
     recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP, 2: ALL_REDUCE, 3: ALL_REDUCE})
     assert find_hung(recording, 29.9) == []

@@ -16,6 +16,9 @@ _BY_THREADS = (
     "Threads wait for each other: let none wait for a queue while it holds a lock, and take locks in the same order."
 )
 _SKIPS = "Look for a condition that skips each batch: the others wait until this rank trains."
+_LEFT = "Look for a break, or a number of batches, that differs between ranks: all must train the same number of steps."
+_SHAPES = "All ranks must pass tensors of the same shape: look at what decides their size."
+_COLLECTIVES = "All ranks must call the same collectives in the same order: look for a condition that differs between ranks."
 _ONE_NODE = "All ranks are in it: compare the tensors that they pass, and see dmesg for errors of GPUs."
 
 
@@ -55,6 +58,9 @@ def describe_odd(standstill: Standstill, width: int) -> str:
         return f"the ranks are stuck at {len(standstill.groups)} places"
     shown = group or standstill.groups[0]
     is_one = len(shown.ranks) == 1
+    if (departure := standstill.departure) is not None:
+        left = f"{format_ranks(shown.ranks)} {'has' if is_one else 'have'} left the training loop"
+        return _choose_first([f"{left} at {departure.place.partition(' in ')[0]}", left], width)
     who = "all ranks" if group is None and not is_one else format_ranks(shown.ranks)
     places = (shown.place, shown.place.partition(" in ")[0], "")
     return _choose_first([f"{who} {_describe_state(shown, place, is_one=is_one)}" for place in places], width)
@@ -107,6 +113,17 @@ def describe_reads(standstill: Standstill, step: int | None) -> str:
     return f"{format_ranks(odd.ranks).capitalize()} {least} read {odd.reads:,} batches{since}, with no forward pass."
 
 
+def describe_departure(standstill: Standstill, steps: int | None) -> str:
+    """Return from where the odd ranks left the training loop, and after how many steps; "" if they did not."""
+    odd, departure = standstill.odd, standstill.departure
+    if odd is None or departure is None:
+        return ""
+    who, has = format_ranks(odd.ranks).capitalize(), "has" if len(odd.ranks) == 1 else "have"
+    after = f" after {steps:,} steps" if steps is not None else ""
+    called = f", called from {departure.place}" if departure.place != odd.place else ""
+    return f"{who} {has} left the training loop{after}, and {_describe_state(odd, odd.place, is_one=has == 'has')}{called}."
+
+
 def describe_threads(standstill: Standstill) -> str:
     """Return where the other threads stand of the rank that waits for one of them, if that is known; else ""."""
     return " ".join(
@@ -150,10 +167,10 @@ def write_advice(standstill: Standstill) -> str:
     odd = standstill.odd
     if all(group.activity == "init_process_group" for group in standstill.groups):
         return "A rank has not arrived: check that all nodes have started, with the same address."
+    if standstill.departure is not None:
+        return _LEFT
     if standstill.is_mismatch:
-        if standstill.difference is not None and standstill.difference.is_of_shapes:
-            return "All ranks must pass tensors of the same shape: look at what decides their size."
-        return "All ranks must call the same collectives in the same order: look for a condition that differs between ranks."
+        return _SHAPES if standstill.difference is not None and standstill.difference.is_of_shapes else _COLLECTIVES
     threads = [group.wait for _, group in _list_threads(standstill)]
     if threads and all(wait is not None and wait.kind is WaitKind.LOCK for wait in threads):
         return _BY_THREADS
@@ -192,7 +209,7 @@ def _describe_state(group: StackGroup, where: str, *, is_one: bool) -> str:
         return f"{be} silent in C code: {'its' if is_one else 'their'} Python does not run"
     if group.awaits_device:
         return f"{'waits for its GPU' if is_one else 'wait for their GPUs'} in {group.activity}{place}"
-    if group.awaits_others:
+    if group.awaits_others or (group.wait.kind is WaitKind.COLLECTIVE and group.has_left):
         return f"{'waits' if is_one else 'wait'} in {group.activity}{place}"
     activity = _name_activity(group)
     if activity.startswith(_AWAITED):

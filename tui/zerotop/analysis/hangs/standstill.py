@@ -8,8 +8,14 @@ from typing import NamedTuple
 
 from zerotop.analysis.failures.rank_ends import RankEnd
 from zerotop.analysis.hangs.stacks import Call, Collectives, StackFrame, StackReport
-from zerotop.analysis.hangs.waits import FOR_OTHERS, Wait, WaitKind, find_wait
+from zerotop.analysis.hangs.waits import DESTROYING, FOR_OTHERS, Wait, WaitKind, find_wait
 from zerotop.recording.keys import RankProcess
+
+# Files of libraries that run forward, backward and step.
+_TRAINING = (
+    *("torch/nn/modules/module.py", "torch/nn/parallel/", "torch/_tensor.py", "torch/autograd/", "torch/optim/"),
+    *("deepspeed/runtime/engine.py", "deepspeed/runtime/pipe/"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +52,17 @@ class StackGroup:
         With NCCL a rank continues after calling a collective, until it waits for the GPU. A rank that waits for a GPU
         without an unfinished collective computes.
         """
-        if self.wait is None or self.pending is not None or self.reads:
-            return self.pending is not None and not self.reads
+        if self.reads or self.has_left:
+            return False
+        if self.wait is None or self.pending is not None:
+            return self.pending is not None
         knows = any(stacks.collectives for stacks in self.stacks)
         return self.wait.kind in FOR_OTHERS and not (knows and self.wait.kind is WaitKind.DEVICE)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the ranks have come to the end of their script, which destroys the process group or exits."""
+        return self.wait is not None and (self.wait.kind is WaitKind.EXIT or self.wait.name == DESTROYING)
 
     @property
     def awaits_device(self) -> bool:
@@ -116,6 +129,24 @@ class Standstill:
     def is_mismatch(self) -> bool:
         """Whether all ranks wait for each other, in different places."""
         return len(self.groups) > 1 and all(group.awaits_others for group in self.groups)
+
+    @property
+    def departure(self) -> StackFrame | None:
+        """The line, in the function in which the other ranks still train, from which the odd ranks went on to the end."""
+        odd = self.odd
+        if (
+            odd is None
+            or odd.wait is None
+            or odd.wait.name != DESTROYING
+            or not any(one.awaits_others for one in self.groups)
+        ):
+            return None
+        others = [stacks.training.frames for group in self.groups if group is not odd for stacks in group.stacks]
+        if not any(frame.file.startswith(_TRAINING) and not frame.own for frames in others for frame in frames):
+            return None  # they may have left it, too
+        training = {(frame.file, frame.function) for frames in others for frame in frames if frame.own}
+        own = [frame for frame in odd.stacks[0].training.frames if frame.own]
+        return next((frame for frame in own if (frame.file, frame.function) in training), own[-1] if own else None)
 
     def list_absences(self) -> list[Absence]:
         """Return for each group of ranks that waits in a collective which ranks have not called it, if that is known."""

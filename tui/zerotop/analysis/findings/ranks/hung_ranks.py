@@ -28,6 +28,7 @@ from zerotop.analysis.hangs.reader import StandstillReader
 from zerotop.analysis.hangs.reading import find_reading, list_training
 from zerotop.analysis.hangs.sentences import (
     describe_collectives,
+    describe_departure,
     describe_group,
     describe_odd,
     describe_reads,
@@ -66,7 +67,8 @@ _SEEN = _KIND.with_changes(
     confidence=0.9,
     headline="No progress for {silent_s:seconds}: {odd}",
     details=(
-        "[{groups} ][{reads} ][{threads} ][{collectives} ]{silence}; an iteration usually takes {iteration_s:seconds}."
+        "[{departure} ][{groups} ][{reads} ][{threads} ][{collectives} ]"
+        "{silence}; an iteration usually takes {iteration_s:seconds}."
     ),
     advice="{advice} The Ranks screen shows all stacks.",
     fix="[{line}]",
@@ -254,7 +256,7 @@ def _find_ended(window: SearchWindow[Group], reader: StandstillReader, silence: 
     late = standstill.odd or standstill.groups[0]
     is_idle = late.wait is not None and late.wait.kind in (WaitKind.SLEEP, WaitKind.LOCK)
     is_known = all(group.stacks or group.reads for group in standstill.groups)
-    if not is_known or not (is_idle or late.reads or standstill.is_mismatch):
+    if not is_known or not (is_idle or late.reads or standstill.departure is not None or standstill.is_mismatch):
         return None
     if not is_hang(window.subject, standstill, silence.since_ns, stopped_ns):
         return None
@@ -290,9 +292,7 @@ def is_hang(group: Group, standstill: Standstill, since_ns: int, time_ns: int) -
     late = [standstill.odd] if standstill.odd is not None else [one for one in groups if not one.awaits_others]
     if not late and all(one.awaits_device for one in groups):
         late = list(groups)
-    if any(one.awaits_others for one in groups) and any(
-        one.wait is not None and one.wait.kind is WaitKind.EXIT for one in late
-    ):
+    if any(one.awaits_others for one in groups) and any(one.has_left for one in late):
         return True  # a rank whose script is over does not come
     return not any(_is_working(group, stacks, since_ns, time_ns) for stacks in late)
 
@@ -385,11 +385,14 @@ def _build_seen(
     shown = odd if odd is not None else standstill.groups[0]
     difference = standstill.difference
     place = shown.place if difference is None else difference.calls[0][1].place or shown.place
-    line = place.partition(" in ")[0]
+    departure = standstill.departure
+    line = (departure.place if departure is not None else place).partition(" in ")[0]
     said = describe_odd(standstill, _ENDED_WIDTH if is_over else _ODD_WIDTH)
     # For a single group the headline says everything, unless it is too long.
     is_only = len(standstill.groups) == 1
-    told = [one for one in standstill.groups if (one is not odd and not is_only) or one.place not in said]
+    told = [
+        one for one in standstill.groups if (one is not odd and not is_only) or (one.place not in said and departure is None)
+    ]
     ranks = list(odd.ranks) if odd is not None else None
     dead = _find_dead_threads(recording, group, standstill, known_ns)
     kind = change_by_fault(recording, group, _AT_END if is_over else _SEEN, ranks or [], (silence.since_ns, known_ns))
@@ -406,6 +409,7 @@ def _build_seen(
         ranks=ranks,
         odd=said,
         groups=" ".join(f"{describe_group(one)}." for one in told) or None,
+        departure=describe_departure(standstill, _count_finished(group, ranks, known_ns)) or None,
         reads=describe_reads(standstill, group.step_at(silence.since_ns)) or None,
         silence=_NOT_TRAINED if shown.reads else _NO_PHASE,
         threads=describe_threads(standstill) or _describe_dead_thread(dead),
@@ -414,6 +418,12 @@ def _build_seen(
         line=line or None,
         cost=1.0,
     )
+
+
+def _count_finished(group: Group, ranks: list[int] | None, known_ns: int) -> int | None:
+    """Return the number of the step that the first of some ranks has finished last."""
+    found = (process.steps_until(known_ns)["step"] for process in group.processes if ranks and process.rank == ranks[0])
+    return next((int(steps[-1]) + 1 for steps in found if len(steps)), None)
 
 
 def _find_dead_threads(recording: Evidence, group: Group, standstill: Standstill, known_ns: int) -> list[Traceback]:
