@@ -9,6 +9,7 @@ import pytest
 from small_recording import second_to_unix_ns
 from stuck_ranks_recording import SAVING, SILENT_S, SLEEPING, WAITING, Left, Stand, write_standing
 from zerotop.analysis.findings import Finding, Severity, detect_findings
+from zerotop.analysis.findings.ranks import hung_ranks
 from zerotop.analysis.hangs.reader import find_stillness
 from zerotop.analysis.hangs.stacks import StackFrame, ThreadStack
 from zerotop.analysis.hangs.waits import Wait, WaitKind, find_wait
@@ -93,6 +94,13 @@ def test_ranks_that_read_for_a_reason_do_not_hang(tmp_path: Path, others: Stand,
     stands = {0: others, 1: READING._replace(reads_until_s=reads_until_s)}
     found = find_hung(write_standing(tmp_path, stands, (25, 30, 51)), 52)
     assert not any("reads batches" in str(finding.headline) for finding in found)
+
+
+def test_a_rank_that_reads_the_many_batches_of_a_step_slowly_does_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hung_ranks, "_READ_STEPS", 400)
+    assert not find_hung(write_standing(tmp_path, {0: BACKWARD, 1: READING}, (25, 30, 51)), 52)
 
 
 DESTROY = Stand(

@@ -96,6 +96,8 @@ _SILENT_PHASES = ("init", "checkpoint_save", "checkpoint_load")
 _IN_COLLECTIVES = (WaitKind.COLLECTIVE, WaitKind.BACKWARD)
 # Collectives at which ranks wait for one that does something else for long.
 _BARRIERS = ("barrier", "monitored_barrier")
+# A rank that has read the micro-batches of so many steps may only read slowly: some loops read all of a step at once.
+_READ_STEPS = 2
 # In a counted step phases are not recorded.
 _UNKNOWN_PHASE = "an unknown phase"
 # Events of a rank that ends, and of one whose probe is removed.
@@ -288,7 +290,8 @@ def is_hang(group: Group, standstill: Standstill, since_ns: int, time_ns: int) -
     if standstill.difference is not None:
         return True
     if any(one.reads for one in groups):  # at a barrier ranks wait for one that evaluates, too
-        return all(one.reads or (one.awaits_others and one.activity not in _BARRIERS) for one in groups)
+        least = _READ_STEPS * (group.engine.gradient_accumulation or 1)
+        return all(one.reads > least if one.reads else one.awaits_others and one.activity not in _BARRIERS for one in groups)
     late = [standstill.odd] if standstill.odd is not None else [one for one in groups if not one.awaits_others]
     if not late and all(one.awaits_device for one in groups):
         late = list(groups)
