@@ -43,6 +43,7 @@ class Stand(NamedTuple):
     allocations: Mapping[float, int] | None = None  # by PyTorch's allocator on the GPU, by the second of the stacks
     groups: Sequence[tuple[str, int, int, str]] = ()  # process groups: name, calls, number and name of the one that waits
     other: tuple[str, str, tuple[str, int, str, bool]] | None = None  # a thread: its name, the called C function, its frame
+    reads_until_s: float = SILENT_S  # ten batches in a second
 
 
 class Left(NamedTuple):
@@ -81,6 +82,7 @@ def write_standing(
         )
         if begun:
             spans[-1] = make_span(SILENT_S - 1, SILENT_S, phase, STEPS - 1, tables.BOUNDARY)
+        spans += _read_batches(stands[rank])
         if went_on_s is not None:
             spans.append(make_span(went_on_s, went_on_s + 1, "step", STEPS, tables.BOUNDARY))
         recording.write_records(tables.SPANS, who, spans, born=1)
@@ -98,6 +100,11 @@ def write_standing(
         recording.write_event(recording.node, second, events.RankStacks, rank=rank, pid=make_identity(rank).pid, **facts)
     _write_ends(recording, stands, ended_s, left)
     return recording.open_recording()
+
+
+def _read_batches(stand: Stand | None) -> list[tuple[Any, ...]]:
+    begins = [SILENT_S + number / 10 for number in range(int((stand.reads_until_s - SILENT_S) * 10) if stand else 0)]
+    return [make_span(begin_s, begin_s + 0.08, "data", STEPS) for begin_s in begins]
 
 
 def _write_ends(recording: PlantedRecording, ranks: Iterable[int], ended_s: float | None, left: Left | None) -> None:

@@ -47,7 +47,9 @@ def test_all_shares_are_of_one_time_and_those_of_the_same_steps_are_told_to_over
     assert shares == {"hung_ranks": pytest.approx(0.5), "slow_forward": pytest.approx(0.25, rel=0.05)}
     assert not overlap(ranked)
     ended = replace(hung, name="long_end", kind=long_end._KIND, evidence={"waited_s": trained_s})
-    assert rank_findings([ended, slow], steps, hung.begin_ns)[0].share == pytest.approx(0.5)
+    costliest = rank_findings([ended, slow], steps, hung.begin_ns)[0]
+    assert costliest.share == pytest.approx(0.5)
+    assert describe_cost(costliest, run.view).endswith(", 50 % of the training time and the end")
     twice = rank_findings([slow, replace(slow, name="slow_cores")], steps, run.source.end_ns)
     assert [cost.share for cost in twice] == [pytest.approx(0.5, rel=0.1)] * 2
     assert overlap(twice)

@@ -9,6 +9,7 @@ import pytest
 from small_recording import second_to_unix_ns
 from stuck_ranks_recording import SAVING, SILENT_S, SLEEPING, WAITING, Left, Stand, write_standing
 from zerotop.analysis.findings import Finding, Severity, detect_findings
+from zerotop.analysis.findings.ranks import hung_ranks
 from zerotop.analysis.hangs.reader import find_stillness
 from zerotop.analysis.hangs.stacks import StackFrame, ThreadStack
 from zerotop.analysis.hangs.waits import Wait, WaitKind, find_wait
@@ -56,6 +57,79 @@ def find_hung(recording: Recording, second: float) -> list[Finding]:
 )
 def test_the_wait_of_a_thread_is_read_from_its_stack(stand: Stand, wait: Wait) -> None:
     assert find_wait(ThreadStack("", stand.call, tuple(StackFrame(*frame) for frame in stand.frames))) == wait
+
+
+BACKWARD = Stand(
+    (("torch/autograd/graph.py", 869, "_engine_run_backward", False), ("train.py", 95, "step", True)), "run_backward"
+)
+READING = Stand(
+    (("train.py", 59, "train", True), ("train.py", 118, "<module>", True)), "max", cores_used=1.0, reads_until_s=52
+)
+
+
+@pytest.mark.parametrize(("stand", "place"), [(READING, " at train.py:59"), (Stand((), reads_until_s=52), "")])
+def test_a_rank_that_only_reads_batches_is_named(tmp_path: Path, stand: Stand, place: str) -> None:
+    """It shows signs of life all the time, and may not have been sampled."""
+    recording = write_standing(tmp_path, {0: BACKWARD, 1: stand, 2: BACKWARD}, (25, 30, 51))
+    assert not find_hung(recording, 49)  # it may skip what it has trained with before
+    (finding,) = find_hung(recording, 52)
+    assert finding.ranks == (1,)
+    assert str(finding.headline) == f"No progress for 30 s: rank 1 reads batches without training{place}"
+    assert "Rank 1 has read 300 batches since the begin of step 10, with no forward pass." in str(finding.details)
+    assert "No rank trained;" in str(finding.details)
+    stillness = find_stillness(recording.at(second_to_unix_ns(52)))
+    assert stillness is not None
+    assert [group.ranks for group in stillness.standstill.groups] == [(1,), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("others", "reads_until_s"),
+    [
+        (BACKWARD._replace(reads_until_s=52), 52.0),  # all ranks prepare data
+        (BACKWARD, 22.0),  # a few batches are skipped
+        (BARRIER, 52.0),  # it evaluates alone
+    ],
+)
+def test_ranks_that_read_for_a_reason_do_not_hang(tmp_path: Path, others: Stand, reads_until_s: float) -> None:
+    stands = {0: others, 1: READING._replace(reads_until_s=reads_until_s)}
+    found = find_hung(write_standing(tmp_path, stands, (25, 30, 51)), 52)
+    assert not any("reads batches" in str(finding.headline) for finding in found)
+
+
+def test_a_rank_that_reads_the_many_batches_of_a_step_slowly_does_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hung_ranks, "_READ_STEPS", 400)
+    assert not find_hung(write_standing(tmp_path, {0: BACKWARD, 1: READING}, (25, 30, 51)), 52)
+
+
+DESTROY = Stand(
+    (
+        ("torch/distributed/distributed_c10d.py", 2319, "destroy_process_group", False),
+        ("common.py", 154, "finish", True),
+        ("train.py", 99, "step", True),
+        ("train.py", 120, "<module>", True),
+    ),
+    "shutdown",
+    cores_used=1.0,
+)
+
+
+def test_a_rank_that_has_left_the_training_loop_is_named_with_its_line(tmp_path: Path) -> None:
+    recording = write_standing(tmp_path, {0: DESTROY, 1: BACKWARD})
+    (finding,) = find_hung(recording, 42)
+    assert str(finding.headline) == "No progress for 10 s: rank 0 has left the training loop at train.py:99"
+    assert str(finding.details).startswith(
+        "Rank 0 has left the training loop after 10 steps, and waits in destroy_process_group at common.py:154 in finish,"
+        " called from train.py:99 in step. Rank 1 waits in backward at train.py:95 in step."
+    )
+    assert (finding.ranks, str(finding.fix)) == ((0,), "train.py:99")
+    assert str(finding.advice).startswith("Look for a break")
+
+
+def test_ranks_that_may_both_have_left_the_loop_are_told_by_their_collectives(tmp_path: Path) -> None:
+    (finding,) = find_hung(write_standing(tmp_path, {0: DESTROY, 1: BARRIER}), 42)
+    assert "training loop" not in f"{finding.headline} {finding.details}"
 
 
 def test_the_rank_that_is_in_no_collective_is_named(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from rank_recordings import Rank
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.span import Span
+from zerotop_probe.inside.stacks import stack_sampler
 from zerotop_probe.inside.stacks.callees import find_callee
 from zerotop_probe.inside.stacks.frames import PythonFrame, Stack, StackReader
 from zerotop_probe.inside.stacks.paths import PathNames
@@ -274,6 +275,29 @@ def test_a_silent_rank_writes_the_stacks_of_all_threads(
     (event,) = [event for event in Rank(tmp_path, 0).find_events("stacks") if event["why"] == "silent"]
     assert "thread" not in event["stacks"][0]
     assert "loader" in [stack.get("thread") for stack in event["stacks"]]
+
+
+@pytest.mark.parametrize(("reading_s", "is_silent"), [(6.0, True), (2.0, False)])
+def test_a_rank_that_only_reads_data_is_silent(
+    sampled_recorder: tuple[Recorder, StackSampler],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reading_s: float,
+    is_silent: bool,
+) -> None:
+    """More batches are read than spans are remembered."""
+    monkeypatch.setattr(stack_sampler, "_LEARN_EVERY_NS", 0)
+    recorder, sampler = sampled_recorder
+    begin_ns = time.monotonic_ns() - int(reading_s * 1e9)
+    record_steps(recorder, 10, 10 * MS, begin_ns)
+    last = int(reading_s * 100)
+    for number in [*range(10), *range(last - 80, last)]:
+        span = recorder.begin_span(begin_ns + number * 10 * MS, "data", (0, 10, 0))
+        recorder.end_span(span, begin_ns + number * 10 * MS + 9 * MS)
+        if number in (9, last - 1):
+            sampler.look()
+    found = [event["begin_ns"] for event in Rank(tmp_path, 0).find_events("stacks") if event["why"] == "silent"]
+    assert found == [begin_ns] * is_silent
 
 
 def test_nothing_of_the_job_is_kept_alive(sampled_recorder: tuple[Recorder, StackSampler]) -> None:

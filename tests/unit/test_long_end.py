@@ -60,7 +60,8 @@ def test_workers_that_nobody_told_to_end_end_once_their_loader_is_deleted(tmp_pa
     waits = Stand((("torch/utils/data/dataloader.py", 1703, "_Iter._clean_up_worker", False),), "poll")
     end = find(write_standing(tmp_path, {0: waits}, left=Left(LEFT_S, 0)))["long_end"]
     assert end.headline == "The end took 25 s: rank 0 waits for the end of loader workers"
-    assert end.advice.startswith("Delete the data loader")
+    assert end.advice.startswith("Delete the data loader, and iterators over it,")
+    assert "up to 5 s for each worker in turn" in end.advice
 
 
 def test_the_wait_is_a_hang_until_the_job_has_ended_normally(tmp_path: Path) -> None:

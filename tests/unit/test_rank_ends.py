@@ -513,6 +513,25 @@ def test_ranks_of_a_launcher_that_was_asked_to_end_did_not_die(tmp_path: Path) -
 def test_an_exit_code_without_a_traceback(tmp_path: Path) -> None:
     (dead,) = _find_dead(_lose_two_ranks(tmp_path, DEEPSPEED.replace("-9", "3"), exit_code=3), 40)
     assert dead.headline == "Rank 1 ended with exit code 3 after 3 steps"
+    assert "by os._exit(), or by compiled code: Python's functions at exit did not run." in dead.details
+
+
+@pytest.mark.parametrize(
+    ("place", "headline", "fix"),
+    [
+        (
+            {"file": "train.py", "line": 53, "function": "stop"},
+            "Rank 1 ended by os._exit(3) at train.py:53 after 3 steps",
+            "train.py:53",
+        ),
+        ({}, "Rank 1 ended by os._exit(3) after 3 steps", ""),
+    ],
+)
+def test_the_line_that_calls_os_exit_is_named(tmp_path: Path, place: dict[str, Any], headline: str, fix: str) -> None:
+    recording = _lose_two_ranks(tmp_path, DEEPSPEED.replace("-9", "3"), exit_code=3)
+    recording.write_event(make_identity(1), 30, events.ExitCall, exit_code=3, **place)
+    (dead,) = _find_dead(recording, 40)
+    assert (dead.headline, dead.fix) == (headline, fix)
 
 
 def test_a_real_death_names_its_signal() -> None:

@@ -20,6 +20,7 @@ from zerotop_probe.inside.oom_recorder import find_batch
 from zerotop_probe.inside.stacks import code_positions
 from zerotop_probe.inside.stacks.code_positions import Variable, choose_place, find_additions, find_calls_without, find_uses
 from zerotop_probe.inside.stacks.paths import PathNames
+from zerotop_probe.recording.events import Event, TorchFlags
 
 torch = pytest.importorskip("torch")
 
@@ -207,17 +208,35 @@ class _Watched:
         self.memory = (-1, -1)
         self.lines = SettingLines(CostMeter())
         self.watch = TrainingWatch(CostMeter(), self.lines)
-        self.watch.begin_recording(lambda time_ns, event, **facts: self.events.append(facts), names_lines=False)
+        self.watch.begin_recording(self._keep_event, names_lines=False)
         self.watch.list_parts = lambda: ([model], [])
         self.watch.count_tensors = lambda when, step: self.counts.append(step)
         self.watch.read_memory = lambda: self.memory
+        self.flags: list[dict[str, Any]] = []
         self.time_ns, self.step = 10**12, 0
+
+    def _keep_event(self, time_ns: int, event: type[Event], **facts: Any) -> None:
+        (self.flags if event is TorchFlags else self.events).append(facts)
 
     def run(self, steps: int, seconds: float) -> None:
         for _ in range(steps):
             self.time_ns += round(seconds * 1e9)
             self.step += 1
             self.watch.end_step(self.time_ns, self.step)
+
+
+def test_flags_are_recorded_once() -> None:
+    job = _Watched(torch.nn.Linear(2, 2))
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        job.run(20, 0.1)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cuda.enable_flash_sdp(True)
+    (flags,) = job.flags
+    assert (flags["deterministic_algorithms"], flags["flash_attention"], flags["efficient_attention"]) == (True, False, True)
+    assert flags["step"] == 1
 
 
 def test_autocast_of_a_model_that_is_not_trained() -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from zerotop_probe.inside import native
@@ -37,6 +38,7 @@ from zerotop_probe.inside.node_start import start_part
 from zerotop_probe.inside.oom_recorder import OomRecorder
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.stacks import busy_threads, stack_sampler
+from zerotop_probe.inside.stacks.own_lines import OwnLines
 from zerotop_probe.inside.stacks.saving_lines import SavingLines
 from zerotop_probe.inside.ticker import Ticker
 from zerotop_probe.recording import directory, events, redact
@@ -122,7 +124,7 @@ class Probe:
         watches = {"watches_threads": busy_threads.can_watch() and self._wants_stacks()}
         if not self._watches_exit:
             self._watches_exit = True
-            watch_quick_exit(self._on_exit)
+            watch_quick_exit(self._on_exit, self._note_exit)
         code = {"native": native.counted_steps is not None}
         recorder.write_event(time_ns, events.Hello, **place, **identity.read_software(), **watches, **code)
         Guard(stack_sampler.NAME, self.meter).run(self._sample_stacks, recorder)
@@ -235,6 +237,15 @@ class Probe:
         if self.recorder is not None and self.recorder is not self._ended:
             self._ended = self.recorder
             Guard("exit", self.meter).run(self._write_goodbye, self.recorder)
+
+    def _note_exit(self, status: int) -> None:
+        recorder = self.recorder
+        if recorder is not None and recorder is not self._ended:
+            Guard("exit", self.meter).run(self._write_exit, recorder, status, sys._getframe())
+
+    def _write_exit(self, recorder: Recorder, status: int, frame: FrameType) -> None:
+        place = OwnLines().find_place(frame) if self._wants_stacks() else None
+        recorder.write_event(now(), events.ExitCall, exit_code=status, **(place._asdict() if place is not None else {}))
 
     def _write_goodbye(self, recorder: Recorder) -> None:
         self._stop_threads(recorder)

@@ -367,6 +367,20 @@ class TrainingChanged(Event):
     changes: list[ChangedSetting]  # the settings that differ
 
 
+class TorchFlags(Event):
+    """PyTorch's flags for the whole process, at the first look at the training: once. Absent where PyTorch has none."""
+
+    step: int  # the last finished optimizer step
+    deterministic_algorithms: bool | None  # torch.use_deterministic_algorithms
+    cudnn_deterministic: bool | None  # torch.backends.cudnn.deterministic
+    cudnn_benchmark: bool | None  # torch.backends.cudnn.benchmark
+    matmul_precision: str | None  # of float32
+    flash_attention: bool | None  # whether scaled_dot_product_attention may use this kernel
+    efficient_attention: bool | None  # likewise the memory-efficient one
+    cudnn_attention: bool | None  # cuDNN's
+    math_attention: bool | None  # the one of single operations
+
+
 class GraphReplays(CodePlace, Event):
     """CUDA graphs were replayed: written with the first, second, fourth, eighth replay, and so on, at least each 1,024.
 
@@ -648,6 +662,12 @@ class Entered(Event):
 
 class Left(LossEvent):
     """The probe was removed from this rank, which goes on."""
+
+
+class ExitCall(CodePlace, Event):
+    """The rank called ``os._exit`` with a code other than 0: it ends at once, and without a goodbye."""
+
+    exit_code: int  # the code
 
 
 class Goodbye(LossEvent):

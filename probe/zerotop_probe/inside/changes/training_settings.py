@@ -31,6 +31,16 @@ _FLAGS: dict[str, Callable[[Any], Any]] = {
     "threads": lambda torch: torch.get_num_threads(),
 }
 
+# Flags that are recorded once. Their changes are no news: those who switch one also switch another.
+_FIRST_FLAGS: dict[str, Callable[[Any], Any]] = {
+    "cudnn_attention": lambda torch: torch.backends.cuda.cudnn_sdp_enabled(),
+    "math_attention": lambda torch: torch.backends.cuda.math_sdp_enabled(),
+}
+_RECORDED_FLAGS = (
+    *("deterministic_algorithms", "cudnn.deterministic", "cudnn.benchmark", "matmul_precision"),
+    *("flash_attention", "efficient_attention"),
+)
+
 
 class Change(NamedTuple):
     """A setting that is another one than at the last look. Either value is None if there was none."""
@@ -42,12 +52,7 @@ class Change(NamedTuple):
 
 def read_settings(modules: Iterable[Any], optimizers: Iterable[Any], autocast: str) -> dict[str, Any]:
     """Return the settings of models and optimizers, and PyTorch's own. ``autocast``: seen in the last forward."""
-    settings: dict[str, Any] = {"autocast": autocast}
-    torch = sys.modules["torch"]
-    for name, read in _FLAGS.items():
-        settings[name] = None
-        with suppress_own(Exception):  # another version, or built without it
-            settings[name] = read(torch)
+    settings: dict[str, Any] = {"autocast": autocast, **_read_flags(_FLAGS)}
     roots = list(modules)
     parts = _list_modules(roots)
     _read_parameters(settings, parts)
@@ -65,6 +70,21 @@ def read_settings(modules: Iterable[Any], optimizers: Iterable[Any], autocast: s
         if values:
             settings[f"optimizer.{option}"] = values.pop() if len(values) == 1 else "mixed"
     return settings
+
+
+def list_first_flags(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of the event ``torch_flags``, from the settings of the first look."""
+    flags = {name.replace(".", "_"): settings[name] for name in _RECORDED_FLAGS} | _read_flags(_FIRST_FLAGS)
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+def _read_flags(flags: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = dict.fromkeys(flags)
+    torch = sys.modules["torch"]
+    for name, read in flags.items():
+        with suppress_own(Exception):  # another version, or built without it
+            values[name] = read(torch)
+    return values
 
 
 def _read_matmul_precision(torch: Any) -> str:

@@ -17,7 +17,7 @@ from zerotop_probe.inside.budget import read_budget
 from zerotop_probe.inside.changes.checkpoint_calls import CHECKPOINTING
 from zerotop_probe.inside.changes.held_tensors import describe_held
 from zerotop_probe.inside.changes.setting_lines import SettingLines
-from zerotop_probe.inside.changes.training_settings import Change, list_changes, read_settings
+from zerotop_probe.inside.changes.training_settings import Change, list_changes, list_first_flags, read_settings
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.stacks.code_positions import find_calls_without
 from zerotop_probe.inside.stacks.own_lines import OwnPlace
@@ -190,6 +190,8 @@ class TrainingWatch:
         self._lines.checkpoints.install_hooks()  # PyTorch may have loaded them since
         self._looked_ns, self._looked_step = time_ns, step
         self._lines.is_on = self._names_lines
+        if before is None:
+            self._guard.run_once(self._record_flags, step)
         self._look_ns = self._spend(begin_ns)
         changes = [(one, 0) for one in list_changes(before, without)] if before is not None else []
         changes += [(one, joined_ns) for one in list_changes(without, settings)] if without is not settings else []
@@ -203,6 +205,9 @@ class TrainingWatch:
         self._guard.run_once(self._record, changes, since_ns, since_step, step)
         self._guard.run_once(self.record_facts)
         self._durations.clear()
+
+    def _record_flags(self, step: int) -> None:
+        self._write_event(now(), events.TorchFlags, step=step, **list_first_flags(self._settings or {}))
 
     def _record(self, changes: list[tuple[Change, int]], since_ns: int, since_step: int, step: int) -> None:
         """Record changes, each with the time of the model that brought it, or 0."""

@@ -8,7 +8,7 @@ It samples if
 - the gaps, the data loading or a phase usually take a notable share of each iteration (``share``): some samples, more after
   that has grown, then rarely more;
 
-- the rank has been silent for long (``silent``): the stacks of all threads, with growing pauses.
+- the rank has been silent for long, or only read data (``silent``): the stacks of all threads, with growing pauses.
 
 One more stack, of a phase that computes, shows through which lines the loop runs.
 """
@@ -116,7 +116,7 @@ class StackSampler:
         self._samples_left = dict.fromkeys((GAP, DATA, UNSEEN, *COMPUTING), 0)
         self._sampled_parts = dict.fromkeys(self._samples_left, 0.0)  # their time in an iteration when they were sampled
         self._times_grown = dict.fromkeys(self._samples_left, 0)
-        self._slow_ns = 0  # when something was last slow
+        self._slow_ns = self._trained_ns = 0  # when something was last slow, and when it last did other than read data
         self._share = _BUDGET_PART * read_budget()
         self._credit_ns = self._share * _SAVED_NS / 2
         self._spent_ns = 0
@@ -147,8 +147,9 @@ class StackSampler:
             # An unusual place accounts for no more than its own time; of what is usual each sample counts as much.
             self._sample(place, why, time_ns, elapsed_ns if why == SHARE else min(age_ns, elapsed_ns))
         self._write_due(place, time_ns)
-        if self._is_silent(age_ns):
-            self._silence.record(place.name, place.begin_ns, place.step, time_ns)
+        begin_ns = self._find_silence(place)
+        if self._is_silent(time_ns - begin_ns):
+            self._silence.record(place.name, begin_ns, place.step, time_ns)
             return _SILENT_SAMPLE_S
         if why == SLOW:
             self._slow_ns, self._samples_next = time_ns, True
@@ -224,6 +225,15 @@ class StackSampler:
         kind = place.key.kind
         is_notable = kind == UNSEEN or kind in self._usual.notable
         return SHARE if is_notable and self._samples_left.get(kind) and self._wants_shares() else ""
+
+    def _find_silence(self, place: Place) -> int:
+        """Return since when the rank has done nothing, or nothing but reading data once it has trained."""
+        if self._usual.iteration_ns is None or DATA not in place.key:
+            self._trained_ns = place.begin_ns
+        else:
+            trained_ns = (span.end_ns for span in reversed(self._recorder.ended.copy()) if span.phase != DATA)
+            self._trained_ns = next(trained_ns, self._trained_ns)
+        return min(place.begin_ns, self._trained_ns)
 
     def _is_silent(self, age_ns: int) -> bool:
         iteration_ns = self._usual.iteration_ns

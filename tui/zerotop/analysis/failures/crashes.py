@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
+from zerotop.analysis.code_line import read_line
 from zerotop.analysis.failures import end_causes
 from zerotop.analysis.failures.attempts import Attempt
 from zerotop.analysis.failures.end import ERROR, SIGNAL, ByteFigure, End
@@ -38,7 +39,7 @@ from zerotop.recording.moments.host_memory import HostMemory
 from zerotop.recording.moments.process_exits import ProcessExit, count_oom_kills, find_first_exit, find_signal_name
 from zerotop.recording.output.tail import read_last_lines
 from zerotop.recording.steps.step_memory import measure_held_bytes
-from zerotop_probe.recording.events import Goodbye, JobEnded, JobStarted, RankGone
+from zerotop_probe.recording.events import ExitCall, Goodbye, Hello, JobEnded, JobStarted, RankGone
 from zerotop_probe.recording.tables import FAILED
 
 _TAIL = 256
@@ -143,6 +144,8 @@ class _Case:
             if (found := asserted or end_causes.find_unequal_samples(traceback)) is not None:
                 return found
         cause = end_causes.choose_cause(self.first, self.kills, self.scheduler, is_alone=self.is_alone)
+        if cause is end_causes.EXITED:
+            return self.explain_exit()
         if cause.is_of_memory:
             process, kills = self.first.process, self.kills or 0
             killed = ProcessExit(process.host, self.ended_ns, process.rank, process.pid, self.signal_name, None, kills)
@@ -150,6 +153,21 @@ class _Case:
             return cause, {"saving_memory": memory.advice, "saving_memory_fix": memory.fix}
         sizes = self.find_sizes() if cause is end_causes.CRASHED else {}
         return (end_causes.OTHER_SIZE, sizes) if sizes else (cause, {})
+
+    def explain_exit(self) -> tuple[end_causes.EndCause, dict[str, Any]]:
+        """Return the call of ``os._exit`` that the rank recorded, else how Python ended, and after which phase."""
+        calls = [one for one in self.rank.events_of(ExitCall) if one.exit_code == self.first.exit_code]
+        if calls:
+            line = read_line(calls[-1])
+            places = {"exit_place": line.place, "exit_line": line.text, "exit_location": line.location} if line else {}
+            return end_causes.EXIT_CALLED, places
+        if not self.rank.events_of(Hello):
+            return end_causes.EXITED, {}
+        if self.first.has_left:
+            return end_causes.EXITED, {"manner": "Its script had ended, by sys.exit() or an exception without a traceback."}
+        place = read_last_place(self.at, self.first.process, self.ended_ns)[1]
+        manner = f"It ended{place} by os._exit(), or by compiled code: Python's functions at exit did not run."
+        return end_causes.EXITED, {"manner": manner}
 
     def find_sizes(self) -> dict[str, int]:
         """Return what gloo printed about a tensor of an unexpected size when it ended a process; empty if it did not."""

@@ -229,16 +229,24 @@ _UNEXPLAINED = _VANISHED._replace(
         " compiled code and os._exit() end a process without a word."
     ),
 )
-_EXITED = _VANISHED._replace(
+EXITED = _VANISHED._replace(
     is_error=True,
     headline="{ended} ended with exit code {code}[ after {steps:count step}]{early}",
     details=(
-        "Process {pid}[, as {launcher} printed], without a traceback.[ {together}][ {others:Ranks} failed because of that.]"
+        "Process {pid}[, as {launcher} printed], without a traceback.[ {manner}][ {together}]"
+        "[ {others:Ranks} failed because of that.]"
         "[ By custom, programs that end themselves after {meant} exit with this code.]"
     ),
     advice="Its last output may say why it ended.",
     fix="",
 )
+EXIT_CALLED = EXITED._replace(
+    headline="{ended} ended by os._exit({code})[ at {exit_place}][ after {steps:count step}]{early}",
+    details="Process {pid} called it itself[, at {exit_line}].[ {together}][ {others:Ranks} failed because of that.]",
+    advice="Look at what leads to that call: it ends the process without a traceback.",
+    fix="[{exit_location}]",
+)
+"""A line of the job's own called os._exit."""
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 _BY_SIGNAL: dict[int, EndCause] = dict.fromkeys(_CRASHES, CRASHED)
 _BY_SIGNAL |= {signal.SIGBUS: _BUS_ERROR, signal.SIGTERM: STOPPED}
@@ -254,7 +262,7 @@ def choose_cause(end: RankEnd, kills: int | None, scheduler: str | None, *, is_a
     if number is None:
         if end.traceback is not None:
             return _RAISED
-        return _EXITED if end.exit_code else _VANISHED_KILLED if kills else _VANISHED if kills is None else _UNEXPLAINED
+        return EXITED if end.exit_code else _VANISHED_KILLED if kills else _VANISHED if kills is None else _UNEXPLAINED
     if number == signal.SIGKILL and scheduler is not None:
         return _KILLED_BY_SCHEDULER
     if end.with_signal and not kills:

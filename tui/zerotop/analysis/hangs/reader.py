@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from zerotop.analysis.failures.rank_ends import find_ends
+from zerotop.analysis.hangs.reading import Reading, count_reads, find_last_training, find_reading
 from zerotop.analysis.hangs.stacks import StackReport, read_silent_stacks
 from zerotop.analysis.hangs.standstill import Standstill, group_ranks
 from zerotop.analysis.hangs.start import find_last_stacks, find_standstill, list_processes
@@ -13,6 +14,7 @@ from zerotop.recording.keys import RankProcess, identify_process
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.moment import at_event
 from zerotop.recording.moments.process_exits import find_latest
+from zerotop.recording.moments.rank_records import RankRecords
 from zerotop.recording.reader import Recording, Source
 from zerotop_probe.recording import events
 
@@ -23,8 +25,16 @@ _NO_STACKS_NS = 8 * 10**9
 class StandstillReader:
     """Reads the stacks that the ranks of an attempt wrote since they became silent, up to ``until_ns`` (unix time)."""
 
-    def __init__(self, recording: Recording, sources: Sequence[Source], since_ns: int, until_ns: int) -> None:
-        """``sources``: a table that each rank's process writes."""
+    def __init__(
+        self,
+        recording: Recording,
+        sources: Sequence[Source],
+        since_ns: int,
+        until_ns: int,
+        readers: Collection[RankProcess] = (),
+    ) -> None:
+        """``sources``: a table that each rank's process writes. ``readers``: ranks that only read batches."""
+        self._since_ns, self._readers = since_ns, readers
         self._recording = recording
         self._sources = sources
         processes = sorted((identify_process(source) for source in sources), key=lambda process: process.rank)
@@ -48,13 +58,20 @@ class StandstillReader:
         ends = {end.process: end for end in find_ends(self._recording.at(time_ns), self._sources)}
         alive = {process: found for process, found in known.items() if process not in ends}
         is_late = time_ns >= first_ns + _NO_STACKS_NS
-        if confirmed and not all(_stands_still(found) or (is_late and not found) for found in alive.values()):
+        still = [found for process, found in alive.items() if process not in self._readers]
+        if confirmed and not all(_stands_still(found) or (is_late and not found) for found in still):
             return None
-        calling = [one.time_ns for found in alive.values() for one in found if one.calls]
+        calling = [one.time_ns for found in still for one in found if one.calls]
         is_early = bool(calling) and time_ns < min(calling) + _NO_STACKS_NS
-        if confirmed and is_early and any(map(_has_calls_to_come, alive.values())):
+        if confirmed and is_early and any(map(_has_calls_to_come, still)):
             return None
-        return group_ranks(list(known), {process: found[-1] for process, found in alive.items() if found}, ends)
+        at = self._recording.at(time_ns)
+        reads = {
+            one: count_reads(RankRecords(at, one).records("spans").read_window(self._since_ns, time_ns))
+            for one in self._readers
+            if one in alive
+        }
+        return group_ranks(list(known), {process: found[-1] for process, found in alive.items() if found}, ends, reads)
 
     def find_arrival(self, since_ns: int) -> int:
         """Return since when the ranks have been where their last stacks show them: ``since_ns`` if all stacks do."""
@@ -99,27 +116,51 @@ def find_stillness(at: At) -> Stillness | None:
 @at_event("begins", "spans")
 def _find_stillness(at: At, _period: int) -> Stillness | None:
     sources = find_latest(at)
-    since_ns = max((_find_last_sign(at, identify_process(source)) for source in sources), default=0)
-    ends = [*at.events_of(events.StopSent), *at.events_of(events.JobEnded)]
-    until_ns = min((event.unix_ns - 1 for event in ends if event.unix_ns > since_ns), default=at.cursor_ns)
+    processes = [identify_process(source) for source in sources]
+    reading = _find_reading(at, processes)
+    since_ns = reading.since_ns if reading is not None else max((_find_last_sign(at, one) for one in processes), default=0)
+    until_ns = _find_end(at, since_ns)
     last_ns = find_last_stacks(at.at(until_ns))
-    if not {identify_process(source) for source in sources}.issuperset(list_processes(at.at(last_ns))):
+    if not set(processes).issuperset(list_processes(at.at(last_ns))):
         start = find_standstill(at.at(last_ns))
         # While a rank is idle its stacks are read again, each time after twice as long.
         is_over = start is None or until_ns > last_ns + 2 * (last_ns - start.since_ns)
         return Stillness(*start) if start is not None and not is_over else None
-    reader = StandstillReader(at.recording, sources, since_ns, until_ns)
+    readers = [processes[index] for index in reading.readers] if reading is not None else ()
+    reader = StandstillReader(at.recording, sources, since_ns, until_ns, readers)
     standstill = reader.read_at(until_ns, confirmed=False)
     return Stillness(standstill, since_ns) if standstill is not None else None
 
 
-def _find_last_sign(at: At, process: RankProcess) -> int:
-    """Return when a rank last began or ended a phase (unix time); 0 if never."""
+def _find_end(at: At, since_ns: int) -> int:
+    """Return when the job was stopped or ended after a time, or the cursor."""
+    ends = [*at.events_of(events.StopSent), *at.events_of(events.JobEnded)]
+    return min((event.unix_ns - 1 for event in ends if event.unix_ns > since_ns), default=at.cursor_ns)
+
+
+def _find_reading(at: At, processes: Sequence[RankProcess]) -> Reading | None:
+    """Return which ranks only read batches, and since when, if the others do nothing."""
+    since_ns = max((_find_last_sign(at, process, of_training=True) for process in processes), default=0)
+    until_ns = _find_end(at, since_ns)
+    begins, spans = (
+        [RankRecords(at, process).records(table).read_window(since_ns, until_ns) for process in processes]
+        for table in ("begins", "spans")
+    )
+    return find_reading(begins, spans, since_ns, until_ns)
+
+
+def _find_last_sign(at: At, process: RankProcess, *, of_training: bool = False) -> int:
+    """Return when a rank last began or ended a phase (unix time), or one other than reading data; 0 if never."""
     tables = [at.find_table(name, process) for name in ("begins", "spans")]
-    return max((_find_last_time(source, at.cursor_ns) for source in tables if source is not None), default=0)
+    return max(
+        (_find_last_time(source, at.cursor_ns, of_training=of_training) for source in tables if source is not None),
+        default=0,
+    )
 
 
-def _find_last_time(source: Source, cursor_ns: int) -> int:
-    rows = source.until(cursor_ns)[-1:]
+def _find_last_time(source: Source, cursor_ns: int, *, of_training: bool) -> int:
+    rows = source.until(cursor_ns)
+    last = find_last_training(rows) if of_training else len(rows) - 1
+    rows = rows[last : last + 1] if last >= 0 else rows[:0]
     times = source.unix_times(rows)
     return int(times[0]) if len(times) else 0

@@ -15,6 +15,10 @@ _AWAITED = ("a ", "another ", "the ", "thread ")
 _BY_THREADS = (
     "Threads wait for each other: let none wait for a queue while it holds a lock, and take locks in the same order."
 )
+_SKIPS = "Look for a condition that skips each batch: the others wait until this rank trains."
+_LEFT = "Look for a break, or a number of batches, that differs between ranks: all must train the same number of steps."
+_SHAPES = "All ranks must pass tensors of the same shape: look at what decides their size."
+_COLLECTIVES = "All ranks must call the same collectives in the same order: look for a condition that differs between ranks."
 _ONE_NODE = "All ranks are in it: compare the tensors that they pass, and see dmesg for errors of GPUs."
 
 
@@ -54,6 +58,9 @@ def describe_odd(standstill: Standstill, width: int) -> str:
         return f"the ranks are stuck at {len(standstill.groups)} places"
     shown = group or standstill.groups[0]
     is_one = len(shown.ranks) == 1
+    if (departure := standstill.departure) is not None:
+        left = f"{format_ranks(shown.ranks)} {'has' if is_one else 'have'} left the training loop"
+        return _choose_first([f"{left} at {departure.place.partition(' in ')[0]}", left], width)
     who = "all ranks" if group is None and not is_one else format_ranks(shown.ranks)
     places = (shown.place, shown.place.partition(" in ")[0], "")
     return _choose_first([f"{who} {_describe_state(shown, place, is_one=is_one)}" for place in places], width)
@@ -94,6 +101,27 @@ def _describe_absence(absence: Absence) -> str:
     verbs = "waits" if len(waiting) == 1 else "wait", "has" if len(absent) == 1 else "have"
     who = format_ranks(waiting).capitalize()
     return f"{who} {verbs[0]} for {absence.name}, which {format_ranks(absent)} {verbs[1]} not called."
+
+
+def describe_reads(standstill: Standstill, step: int | None) -> str:
+    """Return how many batches the odd ranks have read without training in a step; "" if they do something else."""
+    odd = standstill.odd
+    if odd is None or not odd.reads:
+        return ""
+    least = "has" if len(odd.ranks) == 1 else "have each, at least,"
+    since = f" since the begin of step {step:,}" if step is not None else ""
+    return f"{format_ranks(odd.ranks).capitalize()} {least} read {odd.reads:,} batches{since}, with no forward pass."
+
+
+def describe_departure(standstill: Standstill, steps: int | None) -> str:
+    """Return from where the odd ranks left the training loop, and after how many steps; "" if they did not."""
+    odd, departure = standstill.odd, standstill.departure
+    if odd is None or departure is None:
+        return ""
+    who, has = format_ranks(odd.ranks).capitalize(), "has" if len(odd.ranks) == 1 else "have"
+    after = f" after {steps:,} steps" if steps is not None else ""
+    called = f", called from {departure.place}" if departure.place != odd.place else ""
+    return f"{who} {has} left the training loop{after}, and {_describe_state(odd, odd.place, is_one=has == 'has')}{called}."
 
 
 def describe_threads(standstill: Standstill) -> str:
@@ -139,10 +167,10 @@ def write_advice(standstill: Standstill) -> str:
     odd = standstill.odd
     if all(group.activity == "init_process_group" for group in standstill.groups):
         return "A rank has not arrived: check that all nodes have started, with the same address."
+    if standstill.departure is not None:
+        return _LEFT
     if standstill.is_mismatch:
-        if standstill.difference is not None and standstill.difference.is_of_shapes:
-            return "All ranks must pass tensors of the same shape: look at what decides their size."
-        return "All ranks must call the same collectives in the same order: look for a condition that differs between ranks."
+        return _SHAPES if standstill.difference is not None and standstill.difference.is_of_shapes else _COLLECTIVES
     threads = [group.wait for _, group in _list_threads(standstill)]
     if threads and all(wait is not None and wait.kind is WaitKind.LOCK for wait in threads):
         return _BY_THREADS
@@ -155,9 +183,9 @@ def write_advice(standstill: Standstill) -> str:
         return "Look at the network between the nodes." if len(hosts) > 1 else _ONE_NODE
     if odd.end is not None:
         return "The others wait for a rank that has ended: find out why it ended."
-    if odd.wait is None:
+    if odd.wait is None and not odd.reads:
         return "It runs C code that holds Python's lock. py-spy could not read its stack."
-    return "Look at that line: the others wait until this rank arrives."
+    return _SKIPS if odd.reads else "Look at that line: the others wait until this rank arrives."
 
 
 def _name_activity(group: StackGroup) -> str:
@@ -175,11 +203,13 @@ def _describe_state(group: StackGroup, where: str, *, is_one: bool) -> str:
     if group.end is not None:
         number = group.end.signal_number
         return f"{'has' if is_one else 'have'} ended" + (f" by signal {number}" if number else place)
+    if group.reads:
+        return f"{'reads' if is_one else 'read'} batches without training{place}"
     if group.wait is None:
         return f"{be} silent in C code: {'its' if is_one else 'their'} Python does not run"
     if group.awaits_device:
         return f"{'waits for its GPU' if is_one else 'wait for their GPUs'} in {group.activity}{place}"
-    if group.awaits_others:
+    if group.awaits_others or (group.wait.kind is WaitKind.COLLECTIVE and group.has_left):
         return f"{'waits' if is_one else 'wait'} in {group.activity}{place}"
     activity = _name_activity(group)
     if activity.startswith(_AWAITED):

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from zerotop.analysis.failures.rank_ends import RankEnd
 from zerotop.analysis.hangs.stacks import Call, Collectives, StackFrame, StackReport
-from zerotop.analysis.hangs.waits import FOR_OTHERS, Wait, WaitKind, find_wait
+from zerotop.analysis.hangs.waits import DESTROYING, FOR_OTHERS, Wait, WaitKind, find_wait
 from zerotop.recording.keys import RankProcess
+
+# Files of libraries that run forward, backward and step.
+_TRAINING = (
+    *("torch/nn/modules/module.py", "torch/nn/parallel/", "torch/_tensor.py", "torch/autograd/", "torch/optim/"),
+    *("deepspeed/runtime/engine.py", "deepspeed/runtime/pipe/"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,7 @@ class StackGroup:
     frame: StackFrame | None  # the job's own line where they stand
     end: RankEnd | None  # how the first of them ended; None while they live
     collectives: Collectives | None = None  # that they have called in a process group of all ranks
+    reads: int = 0  # batches that each has read at least, if they do nothing else
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -45,15 +52,22 @@ class StackGroup:
         With NCCL a rank continues after calling a collective, until it waits for the GPU. A rank that waits for a GPU
         without an unfinished collective computes.
         """
+        if self.reads or self.has_left:
+            return False
         if self.wait is None or self.pending is not None:
             return self.pending is not None
         knows = any(stacks.collectives for stacks in self.stacks)
         return self.wait.kind in FOR_OTHERS and not (knows and self.wait.kind is WaitKind.DEVICE)
 
     @property
+    def has_left(self) -> bool:
+        """Whether the ranks have come to the end of their script, which destroys the process group or exits."""
+        return self.wait is not None and (self.wait.kind is WaitKind.EXIT or self.wait.name == DESTROYING)
+
+    @property
     def awaits_device(self) -> bool:
         """Whether they wait for their GPUs, other than for a collective."""
-        return self.wait is not None and self.wait.kind is WaitKind.DEVICE and self.pending is None
+        return self.wait is not None and self.wait.kind is WaitKind.DEVICE and self.pending is None and not self.reads
 
     @property
     def is_device_still(self) -> bool:
@@ -116,6 +130,24 @@ class Standstill:
         """Whether all ranks wait for each other, in different places."""
         return len(self.groups) > 1 and all(group.awaits_others for group in self.groups)
 
+    @property
+    def departure(self) -> StackFrame | None:
+        """The line, in the function in which the other ranks still train, from which the odd ranks went on to the end."""
+        odd = self.odd
+        if (
+            odd is None
+            or odd.wait is None
+            or odd.wait.name != DESTROYING
+            or not any(one.awaits_others for one in self.groups)
+        ):
+            return None
+        others = [stacks.training.frames for group in self.groups if group is not odd for stacks in group.stacks]
+        if not any(frame.file.startswith(_TRAINING) and not frame.own for frames in others for frame in frames):
+            return None  # they may have left it, too
+        training = {(frame.file, frame.function) for frames in others for frame in frames if frame.own}
+        own = [frame for frame in odd.stacks[0].training.frames if frame.own]
+        return next((frame for frame in own if (frame.file, frame.function) in training), own[-1] if own else None)
+
     def list_absences(self) -> list[Absence]:
         """Return for each group of ranks that waits in a collective which ranks have not called it, if that is known."""
         found = (_find_absence(group, self.groups) for group in self.groups)
@@ -123,14 +155,25 @@ class Standstill:
 
 
 def group_ranks(
-    processes: Sequence[RankProcess], stacks: Mapping[RankProcess, StackReport], ends: Mapping[RankProcess, RankEnd]
+    processes: Sequence[RankProcess],
+    stacks: Mapping[RankProcess, StackReport],
+    ends: Mapping[RankProcess, RankEnd],
+    reads: Mapping[RankProcess, int] | None = None,
 ) -> Standstill:
-    """Group all ranks of an attempt by their stacks, or by how they ended."""
+    """Group all ranks of an attempt by their stacks, or by how they ended, or because they only read batches.
+
+    ``reads``: how many batches those have read that do nothing else.
+    """
+    reads = reads or {}
     shared = _find_shared_group(list(stacks.values()))
     members: dict[tuple[object, ...], list[RankProcess]] = {}
     for process in processes:
-        members.setdefault(_choose_key(process, stacks, ends, shared), []).append(process)
-    groups = [_build_group(tuple(part), stacks, ends, shared) for part in members.values()]
+        key = ("reads",) if reads.get(process) else _choose_key(process, stacks, ends, shared)
+        members.setdefault(key, []).append(process)
+    groups = [
+        replace(_build_group(tuple(part), stacks, ends, shared), reads=min(reads.get(process, 0) for process in part))
+        for part in members.values()
+    ]
     difference = _find_difference(groups, shared)
     odd = difference.odd if difference is not None else _find_odd(groups)
     ordered = tuple(sorted(groups, key=lambda group: (group is not odd, -len(group.ranks), group.ranks)))
@@ -257,4 +300,4 @@ def _find_behind(groups: Sequence[StackGroup]) -> list[StackGroup]:
 
 def _rank_suspicion(group: StackGroup) -> tuple[bool, bool, int]:
     """Return a sort key: ended ranks first, then those whose Python does not run, then the smallest group."""
-    return group.end is None, group.wait is not None, len(group.ranks)
+    return group.end is None, group.wait is not None or bool(group.reads), len(group.ranks)

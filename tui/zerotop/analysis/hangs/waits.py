@@ -39,6 +39,8 @@ LONG_WORK = frozenset(
 """Work that may take minutes in which nothing else happens."""
 
 
+DESTROYING = "destroy_process_group"
+"""The collective that a script calls when it has trained."""
 A_THREAD, THREADS = "a thread", "the end of threads"
 """Names of waits for threads to end: for one, and for all that keep Python from exiting."""
 

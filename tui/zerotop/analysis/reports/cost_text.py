@@ -19,6 +19,7 @@ def describe_cost(cost: FindingCost, view: LiveView, units: formatting.ByteUnits
     parts = []
     if cost.seconds is not None:
         share = "" if cost.share is None else f", {describe_share(cost.share)}{cost.seconds_text}"
+        share += " and the end" if share and cost.finding.name == "long_end" else ""  # nothing trained in it
         duration = (
             formatting.format_long_time(cost.seconds) if cost.seconds >= 10 else formatting.format_seconds(cost.seconds)
         )

@@ -14,6 +14,7 @@ import numpy as np
 
 from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.gpu_use import measure_free_bytes
 from zerotop.analysis.findings.support.thresholds import SPIKE_GAP_S, SPIKE_SHARE, SPIKE_SIMILAR_SHARE, SPIKE_STEPS
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
@@ -213,10 +214,8 @@ def _measure_room(group: Group, known_ns: int) -> dict[str, float]:
         room |= _estimate_without_offload(lead)
         room["optimizer_bytes"] = 12.0 * parameters / shared_by
         room["needed_bytes"] = 22.0 * parameters / shared_by
-    samples = lead.gpu_samples.read_window(0, known_ns)
-    if len(samples) and (total := int(samples.rows["total_bytes"][-1])):
-        room["gpu_free_bytes"] = float(total - int(samples.rows["used_bytes"].max()))
-    return room
+    free = measure_free_bytes(lead, known_ns)
+    return room if np.isnan(free) else room | {"gpu_free_bytes": free}
 
 
 def _estimate_without_offload(lead: Process) -> dict[str, float]:

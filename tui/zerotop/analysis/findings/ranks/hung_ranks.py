@@ -25,10 +25,13 @@ from zerotop.analysis.findings.support.links import (
 from zerotop.analysis.findings.support.thresholds import BUSY_CORES
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.hangs.reader import StandstillReader
+from zerotop.analysis.hangs.reading import find_reading, list_training
 from zerotop.analysis.hangs.sentences import (
     describe_collectives,
+    describe_departure,
     describe_group,
     describe_odd,
+    describe_reads,
     describe_threads,
     name_thread,
     write_advice,
@@ -38,6 +41,7 @@ from zerotop.analysis.hangs.waits import LONG_WORK, WaitKind
 from zerotop.analysis.processes.thread_kinds import read_thread_kinds
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.recording.events.event_files import select_events
+from zerotop.recording.keys import RankProcess, identify_process
 from zerotop_probe.recording.event_values import BETWEEN_PHASES
 from zerotop_probe.recording.events import Goodbye, JobEnded, Left, RankGone, RankStopped, RecordsLost, StopSent
 from zerotop_probe.recording.tables import COUNTED, PHASES
@@ -63,8 +67,8 @@ _SEEN = _KIND.with_changes(
     confidence=0.9,
     headline="No progress for {silent_s:seconds}: {odd}",
     details=(
-        "[{groups} ][{threads} ][{collectives} ]"
-        "No phase began or ended on any rank; an iteration usually takes {iteration_s:seconds}."
+        "[{departure} ][{groups} ][{reads} ][{threads} ][{collectives} ]"
+        "{silence}; an iteration usually takes {iteration_s:seconds}."
     ),
     advice="{advice} The Ranks screen shows all stacks.",
     fix="[{line}]",
@@ -81,6 +85,7 @@ ENDED_ITERATIONS, ENDED_SECONDS = 3.0, 5.0
 DEVICE_SECONDS = 15.0
 # Saving, loading, compiling and computing count as a hang after this long.
 LONGEST_WORK_SECONDS = 600.0
+_NO_PHASE, _NOT_TRAINED = "No phase began or ended on any rank", "No rank trained"
 # Longest text in the headline beside the duration.
 _ODD_WIDTH = 80 - len("No progress for 600 s: ")
 _ENDED_WIDTH = _ODD_WIDTH - len(" before the end")
@@ -89,6 +94,10 @@ _ENDED_WIDTH = _ODD_WIDTH - len(" before the end")
 _SILENT_PHASES = ("init", "checkpoint_save", "checkpoint_load")
 # A rank that has called a collective does not work while it waits there for other ranks, even if it uses a core.
 _IN_COLLECTIVES = (WaitKind.COLLECTIVE, WaitKind.BACKWARD)
+# Collectives at which ranks wait for one that does something else for long.
+_BARRIERS = ("barrier", "monitored_barrier")
+# A rank that has read the micro-batches of so many steps may only read slowly: some loops read all of a step at once.
+_READ_STEPS = 2
 # In a counted step phases are not recorded.
 _UNKNOWN_PHASE = "an unknown phase"
 # Events of a rank that ends, and of one whose probe is removed.
@@ -108,12 +117,13 @@ class _Last(NamedTuple):
 
 @dataclass(frozen=True)
 class _Silence:
-    """A period in which no phase began or ended on any rank of an attempt."""
+    """A period in which no phase began or ended on any rank of an attempt, or none but reading data on some ranks."""
 
     since_ns: int
     until_ns: int  # the next sign of life, or the cursor
     usual_s: float  # of the iterations before
     longest_s: float
+    readers: tuple[RankProcess, ...] = ()  # ranks that read batches all the time, while the others did nothing
 
     def limit_ns(self, seconds: float, iterations: float = HANG_ITERATIONS) -> int:
         """Return when the silence has lasted ``seconds``, or longer if iterations are long."""
@@ -147,7 +157,8 @@ def _tell_end(window: SearchWindow[Group], told: Finding) -> Finding | None:
         for process in group.processes
         for table in ("begins", "spans")
     ]
-    until_ns = min((int(part.times[0]) for part in parts if len(part)), default=known_ns)
+    signs = [list_training(part) if told.evidence.get("reads") else part.times for part in parts]
+    until_ns = min((int(times[0]) for times in signs if len(times)), default=known_ns)
     evidence = told.evidence | {"silent_s": (until_ns - told.begin_ns) / 1e9}
     values = {**told.details.values, **evidence, "went_on": step}
     return replace(
@@ -163,21 +174,39 @@ def _tell_end(window: SearchWindow[Group], told: Finding) -> Finding | None:
 
 def _find_silences(window: SearchWindow[Group]) -> Iterator[_Silence]:
     """Yield the silences that ended since the last search, and the one in progress."""
-    group, first_ns = window.subject, int(window.subject.lead.steps["end_unix_ns"][0])
-    tables = [process.records(table) for process in group.processes for table in ("begins", "spans")]
-    fresh = np.sort(np.concatenate([window.records(records).times for records in tables]), kind="stable")  # nearly in order
-    last_ns: list[int] = window.keep(list)  # of a sign of life before those: a silence may have begun long ago
-    heard = np.concatenate([last_ns or [first_ns], fresh[fresh >= (last_ns or [first_ns])[0]]])
+    group = window.subject
+    fresh = [window.records(process.records(table)) for process in group.processes for table in ("begins", "spans")]
+    for since_ns, until_ns in _list_gaps(window, [part.times for part in fresh], "signs"):
+        yield from _measure_silence(group, since_ns, until_ns, ())
+    for since_ns, until_ns in _list_gaps(window, [list_training(part) for part in fresh], "training"):
+        begins, spans = (
+            [process.records(table).read_window(since_ns, until_ns - 1) for process in group.processes]
+            for table in ("begins", "spans")
+        )
+        reading = find_reading(begins, spans, since_ns, min(until_ns, _find_end(window.recording, group)))
+        if reading is not None:
+            readers = tuple(identify_process(group.processes[index].source) for index in reading.readers)
+            yield from _measure_silence(group, reading.since_ns, until_ns, readers)
+
+
+def _list_gaps(window: SearchWindow[Group], fresh: Sequence[Ints], of: str) -> list[tuple[int, int]]:
+    """Return the long gaps between signs of life that ended since the last search, and the one in progress."""
+    first_ns = int(window.subject.lead.steps["end_unix_ns"][0])
+    times = np.sort(np.concatenate(fresh), kind="stable")  # nearly in order
+    last_ns: list[int] = window.keep(list, of)  # of a sign of life before those: a silence may have begun long ago
+    heard = np.concatenate([last_ns or [first_ns], times[times >= (last_ns or [first_ns])[0]]])
     last_ns[:] = [int(heard[-1])]
     ends = np.append(heard[1:], window.recording.cursor_ns)
     least_s = np.full(len(ends), SEEN_SECONDS)
     least_s[-1] = ENDED_SECONDS
-    for index in np.flatnonzero(ends - heard >= least_s * 1e9).tolist():
-        since_ns = int(heard[index])
-        times = group.lead.steps_until(since_ns)["iteration_s"]
-        if len(times):
-            before = times[min(len(times) - 1, SETTLED_STEPS) :][-20:]  # the first ones load and compile
-            yield _Silence(since_ns, int(ends[index]), float(np.median(before)), float(before.max()))
+    return [(int(heard[index]), int(ends[index])) for index in np.flatnonzero(ends - heard >= least_s * 1e9)]
+
+
+def _measure_silence(group: Group, since_ns: int, until_ns: int, readers: tuple[RankProcess, ...]) -> Iterator[_Silence]:
+    times = group.lead.steps_until(since_ns)["iteration_s"]
+    if len(times):
+        before = times[min(len(times) - 1, SETTLED_STEPS) :][-20:]  # the first ones load and compile
+        yield _Silence(since_ns, until_ns, float(np.median(before)), float(before.max()), readers)
 
 
 def _check_silence(window: SearchWindow[Group], silence: _Silence) -> Iterator[Finding | None]:
@@ -188,7 +217,8 @@ def _check_silence(window: SearchWindow[Group], silence: _Silence) -> Iterator[F
     if is_seen or any(one.phase in _SILENT_PHASES for one in last):
         return
     end_ns = min(silence.until_ns, _find_end(recording, group))
-    reader = StandstillReader(recording.recording, [process.source for process in group.processes], since_ns, end_ns)
+    sources = [process.source for process in group.processes]
+    reader = StandstillReader(recording.recording, sources, since_ns, end_ns, silence.readers)
     times = _list_times(silence, reader.written_ns, end_ns)
     settled = [time_ns for time_ns in times if time_ns < recording.cursor_ns - _LATE_NS]
     for known_ns in [*window.items(settled, since_ns), *times[len(settled) :]]:
@@ -213,6 +243,8 @@ def _find_seen(window: SearchWindow[Group], reader: StandstillReader, silence: _
     """Return the finding if the stacks of all ranks show by then that they hang."""
     is_long = known_ns >= silence.limit_ns(LONGEST_WORK_SECONDS)
     standstill = reader.read_at(known_ns, confirmed=not is_long)
+    if silence.readers and known_ns < silence.limit_ns(HANG_SECONDS):  # it may only read for long what it skips
+        return None
     if standstill is None or not (is_long or is_hang(window.subject, standstill, silence.since_ns, known_ns)):
         return None
     return _build_seen(window.recording, window.subject, silence, known_ns, standstill)
@@ -225,8 +257,10 @@ def _find_ended(window: SearchWindow[Group], reader: StandstillReader, silence: 
         return None
     late = standstill.odd or standstill.groups[0]
     is_idle = late.wait is not None and late.wait.kind in (WaitKind.SLEEP, WaitKind.LOCK)
-    is_known = all(group.stacks for group in standstill.groups) and (is_idle or standstill.is_mismatch)
-    if not is_known or not is_hang(window.subject, standstill, silence.since_ns, stopped_ns):
+    is_known = all(group.stacks or group.reads for group in standstill.groups)
+    if not is_known or not (is_idle or late.reads or standstill.departure is not None or standstill.is_mismatch):
+        return None
+    if not is_hang(window.subject, standstill, silence.since_ns, stopped_ns):
         return None
     return _build_seen(window.recording, window.subject, silence, stopped_ns, standstill, is_over=True)
 
@@ -255,12 +289,13 @@ def is_hang(group: Group, standstill: Standstill, since_ns: int, time_ns: int) -
     groups = standstill.groups
     if standstill.difference is not None:
         return True
+    if any(one.reads for one in groups):  # at a barrier ranks wait for one that evaluates, too
+        least = _READ_STEPS * (group.engine.gradient_accumulation or 1)
+        return all(one.reads > least if one.reads else one.awaits_others and one.activity not in _BARRIERS for one in groups)
     late = [standstill.odd] if standstill.odd is not None else [one for one in groups if not one.awaits_others]
     if not late and all(one.awaits_device for one in groups):
         late = list(groups)
-    if any(one.awaits_others for one in groups) and any(
-        one.wait is not None and one.wait.kind is WaitKind.EXIT for one in late
-    ):
+    if any(one.awaits_others for one in groups) and any(one.has_left for one in late):
         return True  # a rank whose script is over does not come
     return not any(_is_working(group, stacks, since_ns, time_ns) for stacks in late)
 
@@ -332,7 +367,9 @@ def _find_stop(recording: Evidence, group: Group, since_ns: int) -> int | None:
     left_ns = [event.unix_ns for event in left if event.unix_ns > group.lead.source.created_ns]
     times = [event.unix_ns for event in ends]
     if left_ns:  # Python ends in an orderly way after SIGINT too
-        times += _list_interrupts(recording)
+        # What is printed is read later: Python prints its traceback before it says goodbye.
+        first_ns = min(left_ns)
+        times += [first_ns if first_ns <= one <= first_ns + _LATE_NS else one for one in _list_interrupts(recording)]
     stopped_ns = min((time_ns for time_ns in times if time_ns > since_ns), default=None)
     return stopped_ns if stopped_ns is None or stopped_ns <= min(left_ns, default=stopped_ns) else None
 
@@ -351,11 +388,14 @@ def _build_seen(
     shown = odd if odd is not None else standstill.groups[0]
     difference = standstill.difference
     place = shown.place if difference is None else difference.calls[0][1].place or shown.place
-    line = place.partition(" in ")[0]
+    departure = standstill.departure
+    line = (departure.place if departure is not None else place).partition(" in ")[0]
     said = describe_odd(standstill, _ENDED_WIDTH if is_over else _ODD_WIDTH)
     # For a single group the headline says everything, unless it is too long.
     is_only = len(standstill.groups) == 1
-    told = [one for one in standstill.groups if (one is not odd and not is_only) or one.place not in said]
+    told = [
+        one for one in standstill.groups if (one is not odd and not is_only) or (one.place not in said and departure is None)
+    ]
     ranks = list(odd.ranks) if odd is not None else None
     dead = _find_dead_threads(recording, group, standstill, known_ns)
     kind = change_by_fault(recording, group, _AT_END if is_over else _SEEN, ranks or [], (silence.since_ns, known_ns))
@@ -367,16 +407,26 @@ def _build_seen(
             "silent_s": (known_ns - silence.since_ns) / 1e9,
             "iteration_s": silence.usual_s,
             "dead_threads": len(dead) or None,
+            "reads": shown.reads or None,
         },
         ranks=ranks,
         odd=said,
         groups=" ".join(f"{describe_group(one)}." for one in told) or None,
+        departure=describe_departure(standstill, _count_finished(group, ranks, known_ns)) or None,
+        reads=describe_reads(standstill, group.step_at(silence.since_ns)) or None,
+        silence=_NOT_TRAINED if shown.reads else _NO_PHASE,
         threads=describe_threads(standstill) or _describe_dead_thread(dead),
         collectives=describe_collectives(standstill) or None,
         advice=write_advice(standstill),
         line=line or None,
         cost=1.0,
     )
+
+
+def _count_finished(group: Group, ranks: list[int] | None, known_ns: int) -> int | None:
+    """Return the number of the step that the first of some ranks has finished last."""
+    found = (process.steps_until(known_ns)["step"] for process in group.processes if ranks and process.rank == ranks[0])
+    return next((int(steps[-1]) + 1 for steps in found if len(steps)), None)
 
 
 def _find_dead_threads(recording: Evidence, group: Group, standstill: Standstill, known_ns: int) -> list[Traceback]:

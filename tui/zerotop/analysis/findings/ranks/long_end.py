@@ -41,8 +41,8 @@ _AFTER_PYTHON = _UNSEEN.with_changes(
 )
 _BEGIN_EARLIER = "Begin that work earlier, or give it less to do: the job keeps its cores and GPUs until it ends."
 _KEPT_WORKERS = (
-    "Delete the data loader before the script ends: its workers are then told to end. While it exists at Python's exit,"
-    " PyTorch may wait 5 s for each of them."
+    "Delete the data loader, and iterators over it, in the script's last line: its workers are then told to end. Of a loader"
+    " with persistent_workers that still exists at Python's exit, PyTorch waits up to 5 s for each worker in turn."
 )
 _BUSY_WORKERS = "PyTorch waits up to 5 s for each worker that was told to end: see what keeps them busy in the dataset."
 # From this share of the time since the first step on.

@@ -46,6 +46,13 @@ def _compute_use(process: RankRecords, samples: Samples) -> float:
     return float(np.median(used)) / 100 if len(used) >= _FEWEST_SAMPLES else float("nan")
 
 
+def measure_free_bytes(process: RankRecords, known_ns: int) -> float:
+    """Return the bytes of a rank's GPU that nobody has used up to a time; NaN if they are unknown."""
+    samples = process.gpu_samples.read_window(0, known_ns)
+    total = int(samples.rows["total_bytes"][-1]) if len(samples) else 0
+    return float(total - int(samples.rows["used_bytes"].max())) if total else float("nan")
+
+
 def offloads(process: Process) -> bool:
     """Whether the rank keeps parameters or the optimizer on the host, where the optimizer computes."""
     devices = (process.engine.offload_optimizer, process.engine.offload_parameters)
