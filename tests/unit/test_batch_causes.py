@@ -12,7 +12,13 @@ import pytest
 from in_pieces import find_at_end
 from small_recording import make_identity, make_span, write_table
 from zerotop.analysis.findings.pace import iteration_shift
-from zerotop.analysis.findings.support.causes.batch_causes import Forwards, check_batch, has_more_forwards, read_forwards
+from zerotop.analysis.findings.support.causes.batch_causes import (
+    Forwards,
+    check_batch,
+    has_more_forwards,
+    name_owner,
+    read_forwards,
+)
 from zerotop.analysis.findings.support.causes.step_change import Cause, StepChange
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.recording import tables
@@ -41,6 +47,26 @@ def test_the_changed_setting_is_named(size: tuple[int, int, int], text: str) -> 
     before, after = make_steps(4, 256 if size[1] else 0, 1, 0.1), make_steps(*size, 0.4)
     cause = find_cause(before, after, {})
     assert (cause.text, cause.is_expected) == (text, True)
+
+
+@pytest.mark.parametrize(
+    ("others", "owner"),
+    [
+        ([(256, 256)], "rank 0's"),
+        ([(256, 256), (192, 192)], "rank 0's"),
+        ([(256, 512)], "a rank's"),
+        ([(256, 256), (256, 272)], "a rank's"),
+        ([(0, 0)], "a rank's"),
+        ([], "a rank's"),
+    ],
+)
+def test_the_rank_is_named_whose_batches_alone_changed(others: list[tuple[int, int]], owner: str) -> None:
+    processes = []
+    for rank, sizes in enumerate([(256, 512), *others]):
+        rows = np.concatenate([make_steps(4, size, 1, 0.1) for size in sizes])
+        rows["step"] = np.arange(len(rows))
+        processes.append(SimpleNamespace(rank=rank, phased_steps_until=lambda _, rows=rows: rows))
+    assert name_owner(cast(Any, SimpleNamespace(lead=processes[0], processes=processes)), 11, 12, 0) == owner
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
-from zerotop.analysis.findings.support.causes.batch_causes import has_more_forwards, read_forwards
+from zerotop.analysis.findings.support.causes.batch_causes import has_more_forwards, name_owner, read_forwards
 from zerotop.analysis.findings.support.links import Kinds, grew_with_leak, took_more_for_growth
 from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look, find_growth, find_scale, read_looks
 from zerotop.analysis.findings.support.thresholds import JUMP_BYTES
@@ -149,7 +149,9 @@ def _build_finding(group: Group, step: _Step, found: FoundLook) -> Finding:
         kind = _FORWARDS
         cause = f"Steps have {format_count(round(forwards[1].number), 'forward')} instead of {forwards[0].number:.0f}"
     else:
-        kind, cause = _find_cause(medians["rows"], medians["tokens"], _select_between(group.lead, before, after))
+        owner = name_owner(group, int(before["step"][-1]), int(after["step"][0]), found.known_ns).capitalize()
+        between = _select_between(group.lead, before, after)
+        kind, cause = _find_cause(owner, medians["rows"], medians["tokens"], between)
     if kind not in (_ROWS, _LENGTH, _FORWARDS) and (changed := _describe_training(group.lead, step, found.known_ns)):
         kind, cause = _TRAINING, changed
     lead, begin_ns = group.lead, int(after["begin_unix_ns"][0])
@@ -210,14 +212,14 @@ def _select_between(lead: Process, before: Rows, after: Rows) -> Rows:
     return between
 
 
-def _find_cause(rows: tuple[float, float], tokens: tuple[float, float], first: Rows) -> tuple[FindingKind, str]:
+def _find_cause(owner: str, rows: tuple[float, float], tokens: tuple[float, float], first: Rows) -> tuple[FindingKind, str]:
     if min(rows) > 0 and rows[1] > 1.05 * rows[0]:
-        return _ROWS, f"A rank's steps have {format_count(round(rows[1]), 'row')} instead of {rows[0]:.0f}"
+        return _ROWS, f"{owner} steps have {format_count(round(rows[1]), 'row')} instead of {rows[0]:.0f}"
     if min(tokens) > 0 and tokens[1] > 1.05 * tokens[0]:
         if min(rows) <= 0:
-            return _LENGTH, f"A rank's sequences are longer: {tokens[1]:.0f} tokens a step instead of {tokens[0]:.0f}"
+            return _LENGTH, f"{owner} sequences are longer: {tokens[1]:.0f} tokens a step instead of {tokens[0]:.0f}"
         shapes = [f"{count:,.0f} x {total / count:,.0f}" for count, total in zip(rows, tokens, strict=True)]
-        return _LENGTH, f"A rank's sequences are longer: {shapes[1]} tokens a step instead of {shapes[0]}"
+        return _LENGTH, f"{owner} sequences are longer: {shapes[1]} tokens a step instead of {shapes[0]}"
     for column, name in (("eval_s", "An evaluation"), ("checkpoint_s", "A checkpoint")):
         if (first[column] > 0).any():
             return _AFTER_PAUSE, f"{name} came just before"

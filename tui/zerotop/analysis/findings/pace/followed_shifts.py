@@ -90,13 +90,13 @@ class FollowedShifts:
         return None
 
     def tell_explained(self, known_ns: int) -> Iterator[ToldShift]:
-        """Yield changes again for which a change of the training, or a line, is known by now."""
+        """Yield changes again for which a change of the training, a late rank, or a line is known by now."""
         for one in self._open:
-            shift, later_ns = explain_by_training(one.shift, known_ns), max(one.found.known_ns, known_ns)
-            is_sought = one.found.line is None and one.shift.begin_ns + _SAMPLED_NS >= known_ns >= one.found.known_ns
-            line = _find_later_line(one.shift, known_ns) if is_sought else None
+            shift, found = explain(one.shift, one.found._replace(known_ns=max(one.found.known_ns, known_ns)))
+            is_sought = found.line is None and one.shift.begin_ns + _SAMPLED_NS >= known_ns >= one.found.known_ns
+            line = _find_later_line(shift, known_ns) if is_sought else None
             if shift is not one.shift or line is not None:
-                one.shift, one.found = shift, FoundLine(line or one.found.line, later_ns)
+                one.shift, one.found = shift, found._replace(line=line or found.line)
                 yield self.measure(one.shift, one.found)
 
     def tell_far_ends(self, lead: Process) -> Iterator[ToldShift]:
@@ -125,10 +125,14 @@ class FollowedShifts:
             line = _find_later_line(shift, known_ns) if one.found.line is None and is_later else None
             if line is not None:
                 one.found = FoundLine(line, known_ns)
-            told = self.measure(explain_by_training(shift, known_ns), one.found._replace(known_ns=known_ns))
+            shift, found = explain(one.shift, one.found._replace(known_ns=known_ns))
+            is_explained = shift is not one.shift and is_later
+            if is_explained:
+                one.shift, one.found = shift, found
+            told = self.measure(shift, found)
             present = told.whole.before_s, told.whole.after_s
             is_other = max(abs(now / then - 1) for now, then in zip(present, one.levels, strict=True)) > SHOWN_SHARE
-            if line is not None or (is_other and is_later):
+            if line is not None or is_explained or (is_other and is_later):
                 yield told
             one.steps, one.levels = due, present if is_other else one.levels
 
@@ -146,10 +150,23 @@ class FollowedShifts:
         if joined is None or joined.added_s * shift.added_s <= 0:
             return []
         line = found.line if found.line is not None else earlier.found.line
-        told = self.measure(explain_by_training(joined, found.known_ns), FoundLine(line, found.known_ns))
+        told = self.measure(*explain(joined, FoundLine(line, found.known_ns)))
         self._open.remove(earlier)
         self.follow(told)
         return [told]
+
+
+def explain(shift: PaceShift, found: FoundLine) -> tuple[PaceShift, FoundLine]:
+    """Return a change as :func:`explain_by_training` knows it by the time of its line, and its line there."""
+    explained = explain_by_training(shift, found.known_ns)
+    if _find_culprit(explained) is _find_culprit(shift):
+        return explained, found
+    line = find_line(explained.find_delay()._replace(end_ns=found.known_ns, known_ns=found.known_ns))
+    return explained, found._replace(line=line)  # the line was another rank's
+
+
+def _find_culprit(shift: PaceShift) -> Process | None:
+    return shift.cause.culprit if shift.cause is not None else None
 
 
 def is_line_named(shift: PaceShift, line: StackLine | None) -> bool:

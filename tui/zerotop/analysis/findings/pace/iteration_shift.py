@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis.findings.pace.changes_of_pace import SIZE, STEP_PHASE, is_near
-from zerotop.analysis.findings.pace.followed_shifts import FollowedShifts, ToldShift, is_line_named
-from zerotop.analysis.findings.pace.real_shifts import explain_by_training
+from zerotop.analysis.findings.pace.followed_shifts import FollowedShifts, ToldShift, explain, is_line_named
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.causes.batch_causes import BATCH_GROWTH
+from zerotop.analysis.findings.support.causes.late_ranks import blame_rank
 from zerotop.analysis.findings.support.causes.pace_shift import PaceShift
 from zerotop.analysis.findings.support.causes.step_change import name_part
 from zerotop.analysis.findings.support.gpu_use import BUSY_SHARE
@@ -83,7 +83,8 @@ _LEAST_COST, _MOST_LOST_S = 0.03, 30.0
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report each change of level of the iterations, including changes that show only in their cause, and their ends."""
     lead, followed = window.subject.lead, window.keep(FollowedShifts)  # each change is compared with those before it
-    known = window.await_each(followed.real.list_new(window), lambda shift: await_line(shift.find_delay()), await_line)
+    shifts = (blame_rank(shift, shift.change.known_ns) for shift in followed.real.list_new(window))
+    known = window.await_each(shifts, lambda shift: await_line(shift.find_delay()), await_line)
     for shift, found in sorted(known, key=lambda one: one[1].known_ns):
         yield from map(_build_finding, followed.tell_until(lead, found.known_ns - 1))  # its end may be known then, too
         yield from _report(window, followed, shift, found)
@@ -103,7 +104,7 @@ def _report(window: SearchWindow[Group], followed: FollowedShifts, new: PaceShif
     if told_again is not None:
         yield from map(_build_finding, told_again)
         return
-    told = followed.measure(explain_by_training(shift, found.known_ns), found)
+    told = followed.measure(*explain(shift, found))
     if _is_worth_telling(told):
         finding = _build_finding(told)
         yield finding

@@ -13,6 +13,7 @@ from zerotop.analysis.findings.support import Group, Process, SearchWindow
 from zerotop.analysis.findings.support.causes.batch_causes import name_forward
 from zerotop.analysis.findings.support.causes.gpu_causes import USE_NS, awaits_use
 from zerotop.analysis.findings.support.causes.lasting_shift import find_lasting, grows_slowly
+from zerotop.analysis.findings.support.causes.late_ranks import blame_rank
 from zerotop.analysis.findings.support.causes.pace_shift import CERTAIN, PaceShift, explain_change
 from zerotop.analysis.findings.support.causes.step_change import StepChange
 from zerotop.analysis.findings.support.causes.thread_causes import awaits_threads
@@ -160,13 +161,13 @@ class RealShifts:
 
 
 def explain_by_training(shift: PaceShift, known_ns: int) -> PaceShift:
-    """Return the change with a change of the training as its cause, if it had none that is certain, or with its line."""
+    """Return the change with a change of the training or a late rank as its cause, if it had none, or with its line."""
     change = replace(shift.change, known_ns=known_ns)
     if shift.cause is not None and shift.cause.confidence >= CERTAIN:
         named = name_forward(change, shift.cause)
         return shift if named is shift.cause else replace(shift, change=change, cause=named)
     cause = check_training(change)
-    return shift if cause is None else replace(shift, change=change, cause=cause)
+    return blame_rank(shift, known_ns) if cause is None else replace(shift, change=change, cause=cause)
 
 
 def _is_outside(seconds: Floats, middle: int) -> bool:

@@ -8,10 +8,12 @@ import numpy as np
 
 from zerotop.analysis.findings.support.causes import step_change
 from zerotop.analysis.findings.support.causes.code_causes import find_new_forward
-from zerotop.analysis.findings.support.evidence import Process, Rows
-from zerotop.analysis.findings.support.steps.growing_batches import get_batch_sizes, read_growth
+from zerotop.analysis.findings.support.evidence import Group, Process, Rows
+from zerotop.analysis.findings.support.steps.growing_batches import get_batch_sizes, name_size, read_growth
 from zerotop.analysis.formatting import Text, format_count
 from zerotop.analysis.script_terms import set_accumulation
+from zerotop.analysis.stats.change_points import LEVEL_STEPS
+from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.analysis.stats.wander import measure_order
 from zerotop_probe.recording.tables import EVAL
 
@@ -25,6 +27,8 @@ _MICRO_STEPS = "Accumulate over as many micro-batches as in the steps before."
 _FORWARDS = "See which code calls the model more often in each step."
 # A micro-batch, or the batch of a forward, counts as unchanged if its rows change by less.
 _SAME_SHARE = 0.1
+# The batches of a rank stay as they are if their size changes by less.
+_KEPT_SHARE = 0.02
 # Forwards that train nothing: the fewest steps that show their number, in which share of the steps it is the usual one, and
 # the part of the added time that they explain.
 _FEWEST_OF_OTHERS, _STEADY_SHARE, _EXPLAINED_SHARE = 3, 0.8, 0.5
@@ -39,8 +43,9 @@ _MOST_STEPS, _FEWEST_STEPS, _ORDERED_SHARE = 100, 10, 0.7
 
 def check_batch(change: step_change.StepChange) -> step_change.Cause | None:
     """Return the cause that the batch size changed: in tokens if the model takes tokens, else in rows."""
-    is_one = len(change.group.processes) == 1
-    cause = _compare_batches(change, change.process, _widen_parts(change), "" if is_one else "a rank's ", _LENGTH)
+    is_one, begin = len(change.group.processes) == 1, int(change.before["step"][-1])
+    owner = "" if is_one else f"{name_owner(change.group, begin, change.step, change.latest_ns)} "
+    cause = _compare_batches(change, change.process, _widen_parts(change), owner, _LENGTH)
     if cause is not None and cause.advice != _FORWARDS:
         growth = read_growth(change.process, change.latest_ns)
         if growth.is_planned and growth.has_level(*_widen_steps(change)):
@@ -48,6 +53,24 @@ def check_batch(change: step_change.StepChange) -> step_change.Cause | None:
         cause = cause._replace(is_expected=cause.is_expected or growth.is_planned, finding=BATCH_GROWTH)
     # The larger batches are another change, with a finding of its own.
     return cause._replace(has_own_finding=True) if cause is not None and _changes_later(*change.phased) else cause
+
+
+def name_owner(group: Group, last_before: int, first_after: int, known_ns: int) -> str:
+    """Return whose batches changed from one step to another: ``rank 0's`` if only the lead's did, else ``a rank's``."""
+    others = [process for process in group.processes if process is not group.lead]
+    name = name_size(group.lead.phased_steps_until(known_ns)[-LEVEL_STEPS:])
+    if name is None or not others:
+        return "a rank's"
+    known = [process.phased_steps_until(known_ns) for process in others]
+    is_alone = all(_keeps_size(rows, name, last_before, first_after) for rows in known)
+    return f"rank {group.lead.rank}'s" if is_alone else "a rank's"
+
+
+def _keeps_size(rows: Rows, name: str, last_before: int, first_after: int) -> bool:
+    """Whether batches are known to have as many tokens or rows after a change as before."""
+    first, end = np.searchsorted(rows["step"], [last_before + 1, first_after])
+    before, after = (compute_known_median(part[name]) for part in (rows[:first][-LEVEL_STEPS:], rows[end:][:LEVEL_STEPS]))
+    return before > 0 and abs(after - before) <= _KEPT_SHARE * before  # false for NaN
 
 
 def _widen_steps(change: step_change.StepChange) -> tuple[int, int]:

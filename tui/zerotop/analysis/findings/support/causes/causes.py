@@ -14,6 +14,7 @@ from zerotop.analysis.findings.support.causes.training_causes import (
     check_repeated_training,
     check_training,
 )
+from zerotop.analysis.findings.support.evidence import Process
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN
 from zerotop.analysis.findings.support.steps.fp16_warmup import SKIPPED_STEPS, count_skipped_first
 from zerotop.analysis.findings.support.thresholds import (
@@ -145,13 +146,15 @@ def _check_late_rank(change: step_change.StepChange) -> step_change.Cause | None
     (others, _), (late, culprit) = sorted(delays, key=lambda delay: delay[0])[-2:]
     if late - others < change.added_s / 2 or culprit is change.process:
         return None
-    text = f"rank {culprit.rank} began to arrive {format_seconds(late)} later where ranks synchronize"
     is_long = late >= max(STALL_SECONDS, STRAGGLER_SHARE * change.after_s)
-    is_straggler = is_long and seen >= needed
+    return build_late_cause(culprit, late)._replace(has_own_finding=is_long and seen >= needed)
+
+
+def build_late_cause(culprit: Process, late_s: float, where: str = BETWEEN) -> step_change.Cause:
+    """Return the cause that the others wait for a rank, which takes longer at a place of stacks."""
+    text = f"rank {culprit.rank} began to arrive {format_seconds(late_s)} later where ranks synchronize"
     fix = f"py-spy dump --pid {culprit.source.pid}"
-    return step_change.Cause(
-        text, _LATE_ADVICE, fix, 0.85, has_own_finding=is_straggler, finding="straggler", culprit=culprit, where=BETWEEN
-    )
+    return step_change.Cause(text, _LATE_ADVICE, fix, 0.85, finding="straggler", culprit=culprit, where=where)
 
 
 def _check_growth(change: step_change.StepChange) -> step_change.Cause | None:

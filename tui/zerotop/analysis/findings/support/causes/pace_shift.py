@@ -10,8 +10,8 @@ import numpy as np
 from zerotop.analysis.findings.support.causes.causes import find_cause
 from zerotop.analysis.findings.support.causes.host_causes import find_shortage, is_by_others, waits_longer
 from zerotop.analysis.findings.support.causes.step_change import Cause, StepChange
-from zerotop.analysis.findings.support.evidence import Floats, Rows
-from zerotop.analysis.findings.support.gpu_use import is_paced_by_host, measure_gpu_use, offloads
+from zerotop.analysis.findings.support.evidence import Floats, Process, Rows
+from zerotop.analysis.findings.support.gpu_use import BUSY_SHARE, is_paced_by_host, offloads
 from zerotop.analysis.findings.support.lines.line_findings import PLACES
 from zerotop.analysis.findings.support.lines.stack_lines import PATIENCE_NS, UNSEEN, Delay
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS
@@ -29,9 +29,8 @@ _LEAST_COST = 0.01
 _CARRIED_SHARE = 0.5
 _NAMED_SHARE = 0.25
 _MOST_CARRIED = 1.5
-# A GPU that is busy for this share of the time has no time to spare; NVML looks back 200 ms, and the use before is that of
-# at least two seconds.
-_BUSY_SHARE, _LOOK_BACK_NS, _USED_NS = 0.9, 200_000_000, 2_000_000_000
+# A GPU that is busy for this share of the time has no time to spare.
+_BUSY_SHARE = 0.9
 # If the GPU's work grew by less than this part, the GPU did not cause the change.
 _IDLE_SHARE = 0.3
 # How far a level has to be from those before, in their own range, and the least range (as a share of the level).
@@ -119,6 +118,8 @@ class PaceShift:
     @cached_property
     def is_by_gpu(self) -> bool:
         """Whether the GPU's work became longer or shorter by as much, and the host waits for it at some other place."""
+        if self.waits_for_ranks:
+            return False
         worked = sum(self.device_parts.values())
         unseen = worked - sum(self.parts[name] for name in self.device_parts)
         is_elsewhere = self._host_carrier in ("other_s", "data_s", "")
@@ -130,13 +131,18 @@ class PaceShift:
     @cached_property
     def gpu_uses(self) -> tuple[float, float]:
         """The share of the time in which the lead's GPU was busy before and after; NaN if unknown."""
-        process, before, after = self.change.process, self.change.before, self.change.after
-        changed_ns, known_ns = int(after["begin_unix_ns"][0]), max(self.change.known_ns, int(after["end_unix_ns"][-1]))
-        earlier_ns = min(int(before["begin_unix_ns"][0]), changed_ns - _USED_NS)
-        return (
-            measure_gpu_use(process, earlier_ns, changed_ns),
-            measure_gpu_use(process, changed_ns + _LOOK_BACK_NS, known_ns),
-        )
+        return self.change.measure_gpu_uses(self.change.process)
+
+    @cached_property
+    def waits_for_ranks(self) -> bool:
+        """Whether another rank's GPU is idle while iterations take longer: a GPU that is busy waits in collectives then."""
+        others = [one for one in self.change.group.processes if one is not self.change.process]
+        return self.added_s > 0 and any(self.is_idle(one) for one in others)
+
+    def is_idle(self, process: Process) -> bool:
+        """Whether a rank's GPU is known to have time to spare, and no more work than before."""
+        before, after = self.change.measure_gpu_uses(process)  # a comparison with NaN, for unknown, is false
+        return after < BUSY_SHARE and after * self.after_s - before * self.before_s < _IDLE_SHARE * self.added_s
 
     @property
     def _is_gpu_busier(self) -> bool:
@@ -319,7 +325,8 @@ class PaceShift:
         callee, known_ns = cause.callee if cause is not None else "", self.change.known_ns
         # The first steps may have passed unsampled.
         slow_until_ns = known_ns + PATIENCE_NS if self.is_worse else 0
-        whole = self.before_s, self.after_s
+        whole, is_lead = (self.before_s, self.after_s), process is self.change.process
+        carrier = self.carrier if is_lead else next((name for name, place in PLACES.items() if place == where), "")
         return Delay(
             process,
             where,
@@ -328,8 +335,8 @@ class PaceShift:
             known_ns,
             callee,
             slow_until_ns=slow_until_ns,
-            is_gpu_idle=self.is_gpu_idle,
-            levels=(self.change.measure_levels().get(self.carrier, whole), whole),
+            is_gpu_idle=self.is_gpu_idle if is_lead else self.is_idle(process),
+            levels=(self.change.measure_levels_of(process).get(carrier, whole), whole),
         )
 
 

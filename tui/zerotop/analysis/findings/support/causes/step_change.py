@@ -11,6 +11,7 @@ import numpy as np
 
 from zerotop.analysis.code_line import CodeLine
 from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Records, Rows, Samples
+from zerotop.analysis.findings.support.gpu_use import measure_gpu_use
 from zerotop.analysis.findings.support.lines.line_findings import measure_between
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.recording.events.event_files import select_events
@@ -29,6 +30,8 @@ _BETWEEN = "between the phases (data, forward, backward, step)"
 _ENOUGH_STEPS, _MOST_STEPS = 3, 5
 # Steps after a change in which others with phases show its parts.
 _NEAR_STEPS = 64
+# NVML looks back so long (ns), and the use of a GPU before a change is that of at least two seconds.
+_LOOK_BACK_NS, _USED_NS = 200_000_000, 2_000_000_000
 
 # Advice and fix: templates of Text.
 Advice = tuple[str, str]
@@ -143,7 +146,13 @@ class StepChange:
 
         They are medians, and do not add up: if single steps vary much, a remainder would be noise. Empty if unknown.
         """
-        before, after = self.phased
+        return self._compare_phases(*self.phased)
+
+    def measure_levels_of(self, process: Process) -> dict[str, tuple[float, float]]:
+        """Return :meth:`measure_levels` of a rank."""
+        return self.measure_levels() if process is self.process else self._compare_phases(*self.read_phased(process))
+
+    def _compare_phases(self, before: Rows, after: Rows) -> dict[str, tuple[float, float]]:
         if not len(before) or not len(after) or (before["forward_s"] > 0).any() != (after["forward_s"] > 0).any():
             return {}  # forwards that began or ceased to be seen would count as time between phases
         levels = {name: (float(np.median(before[name])), float(np.median(after[name]))) for name in _PHASE_COLUMNS}
@@ -152,6 +161,15 @@ class StepChange:
     def measure_parts(self) -> dict[str, float]:
         """Return the change of each phase in seconds, and that of the time between phases; empty if they are unknown."""
         return {name: after - before for name, (before, after) in self.measure_levels().items()}
+
+    def measure_gpu_uses(self, process: Process) -> tuple[float, float]:
+        """Return the share of the time in which a rank's GPU was busy before and after; NaN if unknown."""
+        changed_ns = int(self.after["begin_unix_ns"][0])
+        earlier_ns = min(int(self.before["begin_unix_ns"][0]), changed_ns - _USED_NS)
+        return (
+            measure_gpu_use(process, earlier_ns, changed_ns),
+            measure_gpu_use(process, changed_ns + _LOOK_BACK_NS, self.latest_ns),
+        )
 
     def measure_device_parts(self) -> dict[str, float]:
         """Return the change of the GPU's own time for each phase that computes, in seconds; empty if it is unknown."""
