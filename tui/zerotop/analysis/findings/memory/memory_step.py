@@ -16,7 +16,7 @@ from zerotop.analysis.findings.support.memory.peak_rises import PeakRise, Shared
 from zerotop.analysis.formatting import Text, format_count
 from zerotop.analysis.memory import leak_holders
 from zerotop.analysis.memory.block_lines import Look
-from zerotop.analysis.memory.tensor_inventory import HeldTensors
+from zerotop.analysis.memory.tensor_inventory import HeldTensors, read_pools
 from zerotop.analysis.steps.training_changes import describe_changes
 from zerotop.recording.samples import Rows
 from zerotop_probe.recording.event_values import PEAK
@@ -28,7 +28,10 @@ _KIND = FindingKind(
     confidence=0.4,
     gpu_bytes="after_bytes - before_bytes",
     headline="Steps allocate up to {after_bytes:bytes} instead of {before_bytes:bytes} {since}",
-    details="{cause}[; it began after step {earlier}][; {others}][; {lines}][; {left:bytes} of the device are left].",
+    details=(
+        "{cause}[; it began after step {earlier}][; {others}][; {lines}]"
+        "[; {side_bytes:bytes} are reserved for another stream than the training's][; {left:bytes} of the device are left]."
+    ),
     advice="See what stays allocated: trace a step with the microscope (x on the Memory screen).",
     superseded_by=(Kinds(grew_with_leak, "memory_creep"), Kinds(took_more_for_growth, "batch_growth")),
 )
@@ -150,16 +153,34 @@ def _build_finding(group: Group, change: SharedRise, found: FoundLook) -> Findin
     values: dict[str, Any] = {"left": left, "cause": cause, "lines": lines, "micro_batch": micro_batch or ""}
     values |= {"since": since, "earlier": None if is_exact else earlier}
     values |= {"others": _STEADY if change.others_steady else None, "concerned": change.ranks}
+    values |= {"side_bytes": _measure_side_stream(step, found.known_ns)}
     values |= {"letting_go": advice.text, "clearing": advice.fix}
     ranks = None if change.of_all else change.ranks
     return kind.at_steps(group, after, evidence, known_ns=found.known_ns, ranks=ranks, **values)
 
 
+def _list_counts(step: PeakRise, known_ns: int) -> list[Tensors]:
+    counts = step.process.events_of(Tensors)
+    return [event for event in counts if event.unclaimed_bytes is not None and event.unix_ns <= known_ns]
+
+
+def _measure_side_stream(step: PeakRise, known_ns: int) -> int | None:
+    """Return what is reserved for other streams than the one that trains, if most of the rise stays there; else None."""
+    counts, begin_ns = _list_counts(step, known_ns), int(step.before["end_unix_ns"][-1])
+    earlier = next((event for event in reversed(counts) if event.unix_ns <= begin_ns), None)
+    later = next((event for event in counts if event.unix_ns > begin_ns and event.pools), None)
+    if earlier is None or later is None:
+        return None
+    before, after = (
+        [one for one in read_pools(event) if not (one.is_current or one.is_private)] for event in (earlier, later)
+    )
+    kept = sum(one.allocated for one in after) - sum(one.allocated for one in before)
+    return sum(one.reserved for one in after) if 2 * kept >= step.grown_bytes else None
+
+
 def _find_holder(step: PeakRise, known_ns: int) -> HeldTensors | None:
     """Return the variable that holds most of the rise, if blocks of no category had fewer bytes before; None without one."""
-    counts = [
-        event for event in step.process.events_of(Tensors) if event.unclaimed_bytes is not None and event.unix_ns <= known_ns
-    ]
+    counts = _list_counts(step, known_ns)
     begin_ns = int(step.before["end_unix_ns"][-1])
     earlier = next((event for event in reversed(counts) if event.unix_ns <= begin_ns), None)
     later = next((event for event in counts if event.unix_ns > begin_ns and event.held), None)
