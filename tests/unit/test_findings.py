@@ -449,3 +449,6 @@ def test_what_several_processes_hold_of_a_gpu_is_their_sum(all_findings: dict[st
         (one for one in all_findings["x2-hang-collectives"] if one.name == "others_arrived"), key=lambda one: one.end_ns
     )
     assert arrived.evidence["used_bytes"] / 2**30 == pytest.approx(14.645, abs=0.001)
+    for name, count in (("x2-hang-collectives", 16), ("x2-hang-kernel", 10)):
+        told = [one for one in all_findings[name] if one.name == "others_arrived"]
+        assert max(one.evidence["processes"] for one in told) == count

@@ -100,7 +100,8 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     gpus = _list_gpus(group, host).items()
     found = sorted(other for gpu, ranks in gpus for other in _find_arrivals(window, begin_ns, gpu, ranks))
     arrived = window.gather(found)
-    first = [_tell(group, [other], other.time_ns) for other in found if _find_first(arrived, other) is other]
+    begun = [[one for one in found if one[:3] == other[:3]] for other in found if _find_first(arrived, other) is other]
+    first = [_tell(group, others, others[0].time_ns) for others in begun]
     told = window.follow(first, partial(_follow, group, arrived))
     yield from (_build_arrival(group, arrival) for arrival in told if arrival.is_news)
 
@@ -125,7 +126,7 @@ def _find_first(arrived: Sequence[_Other], other: _Other) -> _Other:
 
 
 def _follow(group: Group, arrived: Sequence[_Other], last: _Arrival) -> _Arrival | None:
-    """Return the arrival with the next process that came with it, or once its processes hold notably more of a GPU."""
+    """Return the arrival with the next processes that came with it, or once they hold notably more of a GPU."""
     at, known_ns, host = group.lead.at, last.known_ns, last.others[0].host
     news: list[tuple[int, list[_Other]]] = []  # when, and the processes with their bytes then
     for gpu, others in last.by_gpu.items():
@@ -139,7 +140,9 @@ def _follow(group: Group, arrived: Sequence[_Other], last: _Arrival) -> _Arrival
         news += [(time_ns, last.others) for time_ns in moments[sums >= (1 + _MORE_SHARE) * last.most_bytes][:1].tolist()]
     joined = [one for one in arrived if _find_first(arrived, one)[:5] == last.others[0][:5]]
     known = [other[:5] for other in last.others]
-    news += [(max(one.time_ns, last.known_ns), [*last.others, one]) for one in joined if one[:5] not in known]
+    joining = [one for one in joined if one[:5] not in known]
+    for join_ns in sorted({one.time_ns for one in joining})[:1]:
+        news.append((max(join_ns, last.known_ns), last.others + [one for one in joining if one.time_ns == join_ns]))
     if not news:
         return last._replace(known_ns=known_ns, is_news=False) if known_ns > last.known_ns else None
     time_ns, others = min(news, key=lambda one: (one[0], -len(one[1])))
