@@ -268,6 +268,25 @@ def test_what_others_on_the_gpu_hold_is_kept_up_to_date(tmp_path: Path) -> None:
     assert "9.00 GiB" in last.headline
 
 
+@pytest.mark.parametrize("later", [0, 3])
+def test_processes_that_come_to_two_gpus_are_one_arrival(tmp_path: Path, later: int) -> None:
+    """The first record of all may be of one of them, which holds little yet; another comes some samples ``later``."""
+    folder = recordings.unpack_to_folder("x2-zero3", tmp_path)
+
+    def add_processes(rows: Rows) -> None:
+        rows["pid"][0], rows["used_bytes"][0] = 31337, 10 << 20
+        assert rows["gpu"][0] == 0
+        for gpu, pid, begin in ((0, 31337, -12), (1, 31338, -12 + later)):
+            late = np.flatnonzero(rows["gpu"] == gpu)[begin::2]
+            rows["pid"][late], rows["used_bytes"][late] = pid, 5 << 30
+
+    change_table(folder, "gpu_processes", add_processes)
+    (other,) = find_named(folder, "others_arrived")
+    assert "Processes 31337, 31338" in other.details
+    assert other.ranks == (0, 1)
+    assert "5.00 GiB of GPUs 0 and 1" in other.headline
+
+
 def test_more_outside_pytorch_than_a_context_takes(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("z2", tmp_path)
 

@@ -107,6 +107,13 @@ def test_the_growth_that_is_told_is_that_of_the_steps_that_are_told(tmp_path: Pa
     assert finding.evidence["grown_bytes"] == 3 * MIB * min(steps, first + steps - 1 - begin)
 
 
+@pytest.mark.parametrize("steps", [250, 333, 470])
+def test_growth_is_told_up_to_the_last_step(tmp_path: Path, steps: int) -> None:
+    (finding,) = find_growth(tmp_path, steps, grow_from(40, 3))
+    assert finding.evidence["resident_bytes"] == pytest.approx(RESIDENT + 3 * MIB * (steps - 41), rel=0.001)
+    assert finding.evidence["grown_bytes"] == pytest.approx(3 * MIB * (steps - 41), rel=0.05)
+
+
 @pytest.mark.parametrize(
     "amount",
     [

@@ -137,10 +137,21 @@ def test_the_line_of_a_leak(leak_finding: tuple[Path, Finding]) -> None:
     assert (creep.evidence, creep.known_ns) == (before.evidence, before.known_ns)
 
 
+def test_a_leak_is_told_with_all_that_it_added() -> None:
+    """`zerotop memory` shows 9.345 GiB after step 599, the last one; it was first told after twelve steps."""
+    recording = recordings.open_recording("gpu-lines-leak")
+    (creep,) = find_named(recording, "memory_creep")
+    assert creep.evidence["grown_bytes"] / 2**30 == pytest.approx(9.345, abs=0.01)
+    assert creep.evidence["held_step"] == 599
+    (first,) = (one for one in detect_findings(recording, creep.detected_ns) if one.name == "memory_creep")
+    assert first.known_ns == creep.detected_ns < creep.known_ns
+    assert first.evidence["grown_bytes"] < 2**30
+
+
 def test_a_leak_waits_for_its_line(leak_finding: tuple[Path, Finding]) -> None:
     folder, before = leak_finding
     add_calls(folder, lambda rows: 0)  # of a probe that looks
-    later_ns = before.known_ns + 10**8
+    later_ns = before.detected_ns + 10**8
     recording = add_look(folder, "creep", later_ns, 26, [(1, 32 * MIB, KEEP)], staying_bytes=32 * MIB)
     (creep,) = find_named(recording, "memory_creep")
     assert creep.headline.startswith("train.py:57 leaks")

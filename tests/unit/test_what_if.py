@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import recordings
 from recordings import FOLDER
 from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.findings.support.gpu_use import measure_gpu_use, measure_use_in_steps
@@ -28,6 +29,7 @@ from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, is_forea
 from zerotop.analysis.sweeps.grading import ask_for
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
 from zerotop.analysis.sweeps.what_if_time import find_time_obstacle, predict_time
+from zerotop.analysis.sweeps.what_if_verdict import list_ledger
 from zerotop.cli import main
 from zerotop.commands.measuring.machine_file import MachineFigures, find_machine_file, write_figures
 from zerotop.recording.reader import Recording
@@ -127,7 +129,7 @@ def test_more_tokens_never_need_less() -> None:
 
 
 def ask(capsys: pytest.CaptureFixture[str], name: str, *options: str) -> str:
-    assert main(["what-if", str(FOLDER / f"{name}.zerotop"), *options]) == 0
+    assert main(["what-if", str(recordings.find_packed_file(name)), *options]) == 0
     return capsys.readouterr().out
 
 
@@ -152,6 +154,18 @@ def test_the_amount_of_the_verdict_is_a_row_of_the_table(capsys: pytest.CaptureF
     row = next(line for line in lines if line.startswith("must fit"))
     assert row.endswith(amount)
     assert any(line.startswith("Must fit: ") for line in lines)
+
+
+def test_a_row_that_the_recording_lacks_is_not_recorded_as_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    text = ask(capsys, "story", "--stage", "3", "--gpus", "8")
+    table = text[text.index("which decides") : text.index("Must fit")]
+    recorded = {line[2:28].strip(): line[28:37].strip() for line in table.splitlines()[1:]}
+    assert (recorded["gathered parameters"], recorded["activations"]) == ("", "0.53 GiB")
+    assert "0.0 MiB" not in recorded.values()
+    answer = answer_changes(read("z2"), Changes(stage=3), None)
+    others = answer.recorded.moments[1:]
+    lines = list_ledger(replace(answer, recorded=replace(answer.recorded, moments=others)))
+    assert all(line.before is None for line in lines if not line.is_sum)
 
 
 def test_the_recorded_setting_takes_no_less_than_was_allocated(capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,7 +339,7 @@ def test_unknown_settings_are_refused(
     capsys: pytest.CaptureFixture[str], name: str, options: list[str], sentence: str
 ) -> None:
     try:
-        code = main(["what-if", str(FOLDER / f"{name}.zerotop"), *options])
+        code = main(["what-if", str(recordings.find_packed_file(name)), *options])
     except SystemExit as exit_:
         code = int(exit_.code or 0)
     assert code != 0

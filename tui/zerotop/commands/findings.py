@@ -59,7 +59,7 @@ def _format_finding(linked: LinkedFinding, begin_ns: int, cost: str) -> str:
     """Return the finding's lines, indented below its cause."""
     finding, cause, depth = linked
     margin = _INDENT * depth
-    seconds = round((finding.known_ns - begin_ns) / 1e9)
+    seconds = round((finding.detected_ns - begin_ns) / 1e9)
     detected = f"detected at {seconds // 60}:{seconds % 60:02}"
     when = f"step {finding.step} ({detected})" if finding.step is not None else detected
     head = f"{when}  {finding.name}  ({finding.severity.value})"

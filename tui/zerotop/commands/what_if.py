@@ -66,13 +66,14 @@ def _format_ledger(answer: WhatIfAnswer, *, explain: bool) -> Iterator[str]:
     for row in list_ledger(answer):
         ends = (format_bytes(row.low), format_bytes(row.high)) if row.high > row.low else ("", "")
         name = row.name if row.is_sum else f"  {row.name}"
-        sizes = (format_bytes(row.before), format_bytes(row.after))
+        sizes = (format_bytes(row.before) if row.before is not None else "", format_bytes(row.after))
         cells.append((name, *sizes, *ends, row.formula if explain else ""))
     yield from align_columns(cells, "<>>>><")
     yield NEEDED_NOTE
     if answer.recorded.moments[0].name != moment.name:
         decided = answer.recorded.moments[0]
-        yield f"In the recording the {decided.name} decides, with {format_bytes(decided.bytes)}."
+        size = format_bytes(decided.bytes)
+        yield f"In the recording the {decided.name} decides, with {size}: its sums are of that moment."
 
 
 def _format_time(time: TimePrediction, *, explain: bool) -> Iterator[str]:

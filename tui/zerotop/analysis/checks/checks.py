@@ -122,11 +122,12 @@ def _check_speed(run: RecordedRun, budget: Budget) -> Iterator[Check]:
     rows = run.source.job_steps[budget.warmup_steps :]
     tokens = run.source.job_tokens[budget.warmup_steps :]
     usual = find_usual(rows["iteration_s"], rows["skipped"])
-    unknown = f"No step was recorded after a warm-up of {format_count(budget.warmup_steps, 'step')}."
+    unknown = f"No step was recorded{_describe_warmup(budget)}."
     if (limit := budget.iteration_seconds) is not None:
         if usual.any():
             median = measure_iteration(rows)
-            text = f"The median iteration took {format_seconds(median)}, the limit is {format_seconds(limit)}."
+            took = f"The median iteration{_describe_warmup(budget)} took {format_seconds(median)}"
+            text = f"{took}, the limit is {format_seconds(limit)}."
             yield _make_check("iteration_seconds", median <= limit, text)
         else:
             yield Check("iteration_seconds", CheckOutcome.FAILED, unknown)
@@ -134,11 +135,15 @@ def _check_speed(run: RecordedRun, budget: Budget) -> Iterator[Check]:
         known = usual & ((tokens > 0) | rows["counted"])
         if (tokens[known] > 0).any():
             rate = measure_token_rate(rows, tokens, known)
-            yield _make_check(
-                "tokens_per_second", rate >= least, f"{rate:,.0f} tokens per second, at least {least:,.0f} required."
-            )
+            text = f"{rate:,.0f} tokens per second{_describe_warmup(budget)}, at least {least:,.0f} required."
+            yield _make_check("tokens_per_second", rate >= least, text)
         else:
             yield Check("tokens_per_second", CheckOutcome.FAILED, "No tokens were counted in the recorded steps.")
+
+
+def _describe_warmup(budget: Budget) -> str:
+    """Return which steps are left out: a summary and a report have all."""
+    return f" after a warm-up of {format_count(budget.warmup_steps, 'step')}" if budget.warmup_steps else ""
 
 
 def _check_findings(findings: tuple[Finding, ...], budget: Budget) -> Iterator[Check]:
@@ -183,6 +188,7 @@ def _check_slowdown(run: RecordedRun, baseline: RecordedRun, budget: Budget) -> 
         return Check("slowdown", CheckOutcome.SKIPPED, text)
     slower, explained = compare_paces(pace, before)
     times = f"{_format_time(pace.unhindered_s)} against {_format_time(before.unhindered_s)} an iteration"
+    times += _describe_warmup(budget)
     if max(pace.waiting, before.waiting) > _WAITING_SHARE:
         times += ", without waiting for cores"
     text = f"{times}: {format_percent(abs(slower), 1)} {'slower' if slower > 0 else 'faster'}"

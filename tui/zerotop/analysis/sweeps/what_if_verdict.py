@@ -34,12 +34,21 @@ class LedgerChange:
     """One row: bytes as recorded and at the asked setting, with the interval where it has one."""
 
     name: str
-    before: float
+    before: float | None  # None: the recording has no such row at this moment
     after: float
     low: float
     high: float
     formula: str
     is_sum: bool = False
+
+    @property
+    def difference(self) -> float:
+        return self.after - (self.before or 0.0)
+
+    @property
+    def size(self) -> float:
+        """The larger of both."""
+        return max(abs(self.before or 0.0), abs(self.after))
 
 
 def list_ledger(answer: WhatIfAnswer) -> Iterator[LedgerChange]:
@@ -50,9 +59,10 @@ def list_ledger(answer: WhatIfAnswer) -> Iterator[LedgerChange]:
     new = {row.name: row.bytes for row in moment.rows}
     formulas = {row.name: row.formula for one in (before, moment) if one is not None for row in one.rows}
     for name in dict.fromkeys([*old, *new]):
-        first, then = old.get(name, 0.0), new.get(name, 0.0)
-        if max(abs(first), abs(then)) >= _SMALLEST:
-            yield LedgerChange(name, first, then, then, then, formulas[name])
+        then = new.get(name, 0.0)
+        change = LedgerChange(name, old.get(name), then, then, then, formulas[name])
+        if change.size >= _SMALLEST:
+            yield change
     for name, title in _SUMS.items():
         recorded, part = (_find_sum(memory, name) for memory in (answer.recorded, answer.memory))
         yield LedgerChange(title, recorded.likely, part.likely, part.low, part.high, part.formula, is_sum=True)

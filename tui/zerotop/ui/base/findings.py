@@ -135,7 +135,7 @@ def choose_sentence_style(finding: Finding, cursor_ns: int) -> str:
     """Return the style of its sentence under the header: calm for explanations and old warnings."""
     if finding.severity is Severity.INFO:
         return "text"
-    fresh = cursor_ns - finding.known_ns <= FRESH_S * 1e9
+    fresh = cursor_ns - finding.detected_ns <= FRESH_S * 1e9
     return choose_style(finding) if fresh or finding.severity is Severity.ERROR else "muted"
 
 

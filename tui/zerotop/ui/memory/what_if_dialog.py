@@ -22,7 +22,7 @@ from zerotop.analysis.sweeps.what_if_verdict import (
 from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.frame_widget import RowWidget
 from zerotop.ui.dialogs.dialog import Dialog
-from zerotop.ui.drawing.formatting import SizeUnit, choose_size_unit
+from zerotop.ui.drawing.formatting import MISSING, SizeUnit, choose_size_unit
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row, highlight_row
 from zerotop.ui.drawing.table import Column, draw_rule, place_columns
@@ -171,9 +171,9 @@ def _merge_smallest(lines: Sequence[LedgerChange], most: int) -> list[LedgerChan
     room = max(1, most - len(sums))
     if len(rows) <= room:
         return [*rows, *sums]
-    by_size = sorted(rows, key=lambda line: -max(abs(line.before), abs(line.after)))
+    by_size = sorted(rows, key=lambda line: -line.size)
     kept, others = by_size[: room - 1], by_size[room - 1 :]
-    before, after = sum(line.before for line in others), sum(line.after for line in others)
+    before, after = sum(line.before or 0.0 for line in others), sum(line.after for line in others)
     other = LedgerChange(f"{len(others)} other rows", before, after, after, after, "")
     return [*(line for line in rows if line in kept), other, *sums]
 
@@ -182,8 +182,12 @@ def _build_columns(unit: SizeUnit, glyphs: Glyphs) -> list[Column[LedgerChange]]
     def draw_name(line: LedgerChange, width: int) -> Row:
         return ((fit_text(line.name, width, glyphs), "sum" if line.is_sum else "text"),)
 
+    def draw_before(line: LedgerChange, width: int) -> Row:
+        text = unit.format_bytes(round(line.before)) if line.before is not None else glyphs.to_plain(MISSING)
+        return ((text.rjust(width), "text"),)
+
     def draw_after(line: LedgerChange, width: int) -> Row:
-        changed = abs(line.after - line.before) >= unit.size * 10**-unit.decimals
+        changed = abs(line.difference) >= unit.size * 10**-unit.decimals
         return ((unit.format_bytes(round(line.after)).rjust(width), "value" if changed else "text"),)
 
     def draw_ends(line: LedgerChange, width: int) -> Row:
@@ -195,7 +199,7 @@ def _build_columns(unit: SizeUnit, glyphs: Glyphs) -> list[Column[LedgerChange]]
 
     return [
         Column("", 20, 9, draw_name, grows=True, left=True),
-        Column("recorded", 8, 8, lambda line, width: ((unit.format_bytes(round(line.before)).rjust(width), "text"),)),
+        Column("recorded", 8, 8, draw_before),
         Column("then", 8, 9, draw_after),
         Column("least to most", 16, 6, draw_ends),
         Column("", _FORMULA_WIDTH, 5, draw_formula, grows=True, left=True),

@@ -47,6 +47,10 @@ class FoundContainer(NamedTuple):
     container: GrowingContainer | None
     known_ns: int
 
+    def known_at(self, time_ns: int) -> FoundContainer:
+        """Return it with what is known of its growth at a later time."""
+        return self._replace(known_ns=max(time_ns, self.known_ns + 1))
+
 
 def find_container(process: Process, known_ns: int) -> GrowingContainer | None:
     """Return the container of a rank that its probe had found at a time, the last one."""

@@ -13,6 +13,7 @@ import numpy as np
 from zerotop.analysis.findings.host.growing_containers import FoundContainer, await_container
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.host_load import count_workers, read_memory
+from zerotop.analysis.findings.support.lines.stack_lines import find_known_end
 from zerotop.analysis.findings.support.steps.fp16_warmup import count_skipped_first
 from zerotop.analysis.findings.support.steps.growing_batches import follow_steps, get_batch_sizes
 from zerotop.analysis.findings.support.thresholds import HOST_GROWTH_BYTES, WARM_UP_STEPS
@@ -62,6 +63,8 @@ _NAMED_BYTES, _NAMED_EVENNESS = 48 * MIB, 0.5
 _SOON_NS = 86_400_000_000_000
 # It has ended if in at least so many steps, and as many as it had, memory grew by less than this share of the pace.
 _END_STEPS, _END_SHARE = 64, 0.1
+# It is told again when it has grown by this factor.
+_TOLD_AGAIN = 1.5
 # Rises that differ by less than this share have the same cause.
 _ALIKE = 2.0
 # By how much batches grow at least if the growth is theirs.
@@ -153,6 +156,22 @@ class _Growth(NamedTuple):
         rise = self.rise._replace(end=end, high=max(self.rise.high, float(early[index])), block_length=block)
         return int(self.process.steps["end_unix_ns"][rise.end - 1 + length]), self._replace(rise=rise)
 
+    def find_more(self, known_ns: int) -> tuple[int, _Growth] | None:
+        """Return it as it went on up to a time: once much larger, or up to its process's end; and when that was known."""
+        rise, rows, exit_ns = self.rise, self.process.steps_until(known_ns), find_known_end(self.process)
+        sums = np.cumsum(rows["host_held_bytes"], dtype=np.float64)
+        levels = (sums[rise.end :] - sums[rise.end - rise.block_length : -rise.block_length]) / rise.block_length
+        grown = levels - rise.high
+        goes_on = grown >= rise.slope / _ALIKE * np.arange(1, len(grown) + 1)
+        is_much = np.flatnonzero(goes_on & (grown >= (_TOLD_AGAIN - 1) * self.bytes))
+        if len(is_much):
+            index, more_ns = int(is_much[0]), int(rows["end_unix_ns"][rise.end + is_much[0]])
+        elif goes_on.any() and exit_ns is not None and exit_ns <= known_ns:
+            index, more_ns = int(np.flatnonzero(goes_on)[-1]), exit_ns
+        else:
+            return None
+        return more_ns, self._replace(rise=rise._replace(end=rise.end + index + 1, high=float(levels[index])))
+
     def extend_back(self, told: _Growth) -> _Growth:
         """Return the growth since an earlier rise began."""
         begin, low = told.rise.begin, told.rise.low
@@ -185,32 +204,37 @@ def _list_news(growths: Sequence[tuple[_Growth, FoundContainer]], cursor_ns: int
     news: list[_News] = []
     told: list[_News] = []
     for growth, held in growths:
-        news += _end_known(told, held.known_ns)
+        news += _follow_known(told, held.known_ns)
         if any(one.has_ended and growth.is_within(one.growth) for one in news):
             continue  # its container was looked for until the whole growth had ended
         index = next((index for index, one in enumerate(told) if growth.repeats(one.growth)), len(told))
         one = _News(growth, held)
         if index < len(told):
-            earlier, container = told[index].growth, held.container or told[index].held.container
-            if not growth.continues(earlier):
+            earlier, was_held = told[index].growth, told[index].held
+            is_newer = growth.continues(earlier)
+            if not is_newer and (held.container is None or was_held.container is not None):
                 continue
-            known_ns = max(held.known_ns, told[index].held.known_ns + 1)
-            one = _News(growth.extend_back(earlier), FoundContainer(container, known_ns))
+            known = was_held.known_at(held.known_ns)._replace(container=held.container or was_held.container)
+            one = _News(growth.extend_back(earlier) if is_newer else earlier, known)
         told[index : index + 1] = [one]
         news.append(one)
-    return news + _end_known(told, cursor_ns)
+    return news + _follow_known(told, cursor_ns)
 
 
-def _end_known(told: list[_News], known_ns: int) -> list[_News]:
-    """Remove those that are known to have ended at a time, and return them, as ended."""
-    ended = []
-    for one in list(told):
+def _follow_known(told: list[_News], known_ns: int) -> list[_News]:
+    """Return those that are known at a time to have gone on, or to have ended, in order; the latter are removed."""
+    news: list[_News] = []
+    for index, one in reversed([*enumerate(told)]):
         end = one.growth.find_end()
-        if end is not None and end[0] <= known_ns:
-            told.remove(one)
-            known = one.held._replace(known_ns=max(end[0], one.held.known_ns + 1))
-            ended.append(_News(end[1], known, has_ended=True))
-    return sorted(ended, key=lambda one: one.held.known_ns)
+        if end is not None and end[0] > known_ns:
+            end = None
+        while (more := one.growth.find_more(known_ns)) is not None and (end is None or more[0] < end[0]):
+            one = told[index] = _News(more[1], one.held.known_at(more[0]))
+            news.append(one)
+        if end is not None:
+            del told[index]
+            news.append(_News(end[1], one.held.known_at(end[0]), has_ended=True))
+    return sorted(news, key=lambda one: one.held.known_ns)
 
 
 def _counts(group: Group, growth: _Growth, held: FoundContainer) -> bool:

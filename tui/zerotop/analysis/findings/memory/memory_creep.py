@@ -10,7 +10,7 @@ import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.evidence import Ints
-from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
+from zerotop.analysis.findings.support.lines.stack_lines import find_deadline, find_known_end
 from zerotop.analysis.findings.support.links import Kinds, freed_by_collector, grew_at_pauses, grew_until_cleared
 from zerotop.analysis.findings.support.memory import growing_readings, optimizer_growth
 from zerotop.analysis.findings.support.memory.block_shapes import LOGITS, find_first_backward, recognize_block
@@ -75,9 +75,10 @@ _SAME_PACE = 0.5  # of the growth a step, at least, before a stretch that begins
 # How long a finding waits for its line (ns), and at most which part of the time that is left.
 _LOOK_NS = 30_000_000_000
 _PATIENCE_SHARE = 0.1
-# It is told again with newer numbers when it has grown by this factor; its end, after so many steps without a new maximum,
-# or so many times its longest level part; and after as many as it had, in which it grew by less than this share of its pace.
-_TOLD_AGAIN, _END_STEPS, _END_LEVELS, _END_SHARE = 2, 2 * growing_readings.CREEP_STEPS, 3, 0.1
+# It is told again with newer numbers when it has grown by this factor, and when its process ends; its end, after so many
+# steps without a new maximum, or so many times its longest level part; and after as many as it had, in which it grew by less
+# than this share of its pace.
+_TOLD_AGAIN, _END_STEPS, _END_LEVELS, _END_SHARE = 1.5, 2 * growing_readings.CREEP_STEPS, 3, 0.1
 # What has grown by less than this share of the device costs nothing yet: a cache that is being filled looks the same.
 _LITTLE_SHARE = 0.002
 
@@ -103,13 +104,18 @@ class _Creep(NamedTuple):
     next: int
     ended_ns: int | None = None  # when it was known to have ended
     faster: growing_readings.GrowthStretch | None = None  # as which it goes on after that
+    exit_ns: int | None = None  # when its process ended, if it is told as of then
+
+    @property
+    def known_ns(self) -> int:
+        return self.ended_ns or self.exit_ns or self.stretch.end_ns
 
 
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report each stretch of growth that has reached CREEP_STEPS steps and CREEP_BYTES, once for ranks that grow alike.
 
-    The finding is told again each time the growth has doubled, and when it has ended.
+    The finding is told again as it grows further, and when it or the process has ended.
     """
     found = [one for process in window.subject.processes for one in growing_readings.read_stretches(window, process)]
     found.sort(key=lambda one: (one.end_ns, one.process.rank))
@@ -140,6 +146,7 @@ def _find_next(
     if last is None or last.ended_ns is not None:
         return None
     news, _ = _follow(last, window.recording.cursor_ns)
+    news = news or _follow_to_exit(last)
     return news._replace(next=len(stretches)) if news is not None else None
 
 
@@ -183,8 +190,8 @@ def _follow(last: _Creep, until_ns: int) -> tuple[_Creep | None, int]:
     has_ended &= indices - highest >= growing_readings.SPARSE_RECORDS
     slowed_since = _find_slowed(stretch, steps, np.maximum.accumulate(held))
     is_slower, has_ended = ~has_ended & (slowed_since >= told - 1), has_ended | (slowed_since >= told - 1)
-    has_doubled = (held - held[0] >= _TOLD_AGAIN * (stretch.held[-1] - held[0])) & is_new
-    index = next(iter(np.flatnonzero((has_ended | has_doubled) & (indices >= told)).tolist()), None)
+    has_grown = (held - held[0] >= _TOLD_AGAIN * (stretch.held[-1] - held[0])) & is_new
+    index = next(iter(np.flatnonzero((has_ended | has_grown) & (indices >= told)).tolist()), None)
     if index is None:
         return None, end_ns
     ended_ns = int(ends_ns[index]) if has_ended[index] else None
@@ -198,6 +205,17 @@ def _follow(last: _Creep, until_ns: int) -> tuple[_Creep | None, int]:
     return last._replace(stretch=grown, ended_ns=ended_ns), end_ns
 
 
+def _follow_to_exit(last: _Creep) -> _Creep | None:
+    """Return a creep with its last new maximum, once its process has ended."""
+    exit_ns, stretch = find_known_end(last.stretch.process), last.stretch
+    readings = growing_readings.MemoryReadings.read(stretch.process)
+    _, _, held = readings.select_times(stretch.first)
+    highest = int(np.argmax(held))
+    if exit_ns is None or highest < len(stretch.held):
+        return None
+    return last._replace(stretch=readings.select_stretch(stretch.first, stretch.first + highest + 1), exit_ns=exit_ns)
+
+
 def _find_slowed(stretch: growing_readings.GrowthStretch, steps: Ints, highest: Ints) -> Ints:
     """Return, for each reading, the one since when memory has hardly grown, for as many steps as it had; -1 if it has."""
     length = max(_END_STEPS, _END_LEVELS * stretch.longest_level, int(stretch.steps[-1]) - stretch.before_step)
@@ -209,7 +227,7 @@ def _find_slowed(stretch: growing_readings.GrowthStretch, steps: Ints, highest: 
 
 def _await_look(group: Group, creep: _Creep) -> _Found | None:
     """Return the look at the leaked blocks from the first rank that has one; None while it or the holder may still come."""
-    stretch, known_ns = creep.stretch, creep.ended_ns or creep.stretch.end_ns
+    stretch, known_ns = creep.stretch, creep.known_ns
     patience_ns = int(min(_LOOK_NS, _PATIENCE_SHARE * stretch.left_ns))
     found = [
         await_look(process, CREEP, lambda look: look.end_ns > stretch.begin_ns, known_ns, patience_ns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,11 +11,19 @@ import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, SearchWindow, Severity, in_each_node
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
+from zerotop.analysis.findings.support.finding import Kinds
 from zerotop.analysis.findings.support.thresholds import COMPUTING_PERCENT, OTHERS_BYTES
 from zerotop.analysis.formatting import format_ranks, pluralize
 from zerotop.recording.keys import GpuKey
+from zerotop.recording.moments.at import At
 from zerotop.recording.samples import read_column
 from zerotop_probe.recording.events import Entered, GpuProcess, RankFound
+
+
+def _has_more_gpus(effect: Finding, cause: Finding) -> bool:
+    """Whether another finding is about the same arrival with those that came after it."""
+    return cause.begin_ns == effect.begin_ns and set(cause.ranks) > set(effect.ranks)
+
 
 _BEFORE = FindingKind(
     name="others_on_gpu",
@@ -33,6 +41,7 @@ _ARRIVED = _BEFORE.with_changes(
     advice="See whose it is before ending it, or keep one of the jobs off with CUDA_VISIBLE_DEVICES.",
     fix="ps -o user,lstart,cmd -p {pid_list}",
     lasts=True,
+    superseded_by=(Kinds(_has_more_gpus, "others_arrived"),),
 )
 _LEFT_OVER = _ARRIVED.with_changes(
     headline="A rank of an earlier attempt still holds {used_bytes:bytes} of {gpus}",
@@ -43,7 +52,7 @@ _LEFT_OVER = _ARRIVED.with_changes(
 
 # Less than this share of a device is no loss while so much of its memory is free, unless its processes compute.
 _LITTLE_SHARE, _FREE_SHARE = 0.05, 0.5
-# Processes are read at least this often (ns).
+# Processes are read at least this often (ns); those that arrive within this time of the first are told together.
 _RECENT_NS = 3_000_000_000
 # Processes that hold this much more, as a share, are told again.
 _MORE_SHARE = 0.03
@@ -67,6 +76,7 @@ class _Arrival(NamedTuple):
 
     others: list[_Other]
     known_ns: int
+    most_bytes: int  # that they held together of a GPU up to then
     is_little: bool
     is_news: bool = True
 
@@ -74,17 +84,12 @@ class _Arrival(NamedTuple):
     def by_gpu(self) -> dict[int, list[_Other]]:
         return {gpu: [one for one in self.others if one.gpu == gpu] for gpu in sorted({one.gpu for one in self.others})}
 
-    @property
-    def most_bytes(self) -> int:
-        """What they hold together, of the GPU with the most."""
-        return max(sum(one.used_bytes for one in others) for others in self.by_gpu.values())
-
 
 @in_each_node(None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report what is in use before any rank creates its engine, and each process that comes after the ranks' first step.
 
-    The former after the first step; the latter together if they were seen at one time, and again once they hold more.
+    The former after the first step; the latter together if they came together, and again once they are or hold more.
     """
     recording, group, host = window.recording, window.subject, window.host
     if not all(len(process.steps) for process in group.processes):
@@ -93,40 +98,67 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     for known_ns in window.items([begin_ns]):
         yield from _check_host(group, host, recording.find_first_creations()[host], known_ns)
     gpus = _list_gpus(group, host).items()
-    found = [other for gpu, ranks in gpus for other in _find_arrivals(window, begin_ns, gpu, ranks)]
-    together = [[other for other in found if other[:3] == key] for key in sorted({other[:3] for other in found})]
-    told = window.follow([_tell(group, others, others[0].time_ns) for others in together], partial(_follow, group))
+    found = sorted(other for gpu, ranks in gpus for other in _find_arrivals(window, begin_ns, gpu, ranks))
+    arrived = window.gather(found)
+    begun = [[one for one in found if one[:3] == other[:3]] for other in found if _find_first(arrived, other) is other]
+    first = [_tell(group, others, others[0].time_ns) for others in begun]
+    told = window.follow(first, partial(_follow, group, arrived))
     yield from (_build_arrival(group, arrival) for arrival in told if arrival.is_news)
 
 
 def _tell(group: Group, others: list[_Other], known_ns: int) -> _Arrival:
-    arrival = _Arrival(others, known_ns, is_little=True)
-    return arrival._replace(is_little=all(_is_little(group, one, known_ns) for one in arrival.by_gpu.values()))
+    arrival = _Arrival(others, known_ns, 0, is_little=True)
+    most_bytes = max(sum(one.used_bytes for one in others) for others in arrival.by_gpu.values())
+    is_little = all(_is_little(group, one, known_ns) for one in arrival.by_gpu.values())
+    return arrival._replace(most_bytes=most_bytes, is_little=is_little)
 
 
-def _follow(group: Group, last: _Arrival) -> _Arrival | None:
-    """Return the same processes after further samples: it is news if they hold notably more of a GPU than was told."""
-    at, most, known_ns = group.lead.at, last.most_bytes, last.known_ns
-    found: list[tuple[int, int, dict[int, int]]] = []  # when, on which GPU, and the bytes of each process
+def _find_first(arrived: Sequence[_Other], other: _Other) -> _Other:
+    """Return the first of the processes that came together with one of them."""
+    first: dict[tuple[str, bool], _Other] = {}
+    for one in arrived:
+        key = one.host, one.is_left_over
+        if key not in first or one.time_ns > first[key].time_ns + _RECENT_NS:
+            first[key] = one
+        if one is other:
+            break
+    return first[other.host, other.is_left_over]
+
+
+def _follow(group: Group, arrived: Sequence[_Other], last: _Arrival) -> _Arrival | None:
+    """Return the arrival with the next processes that came with it, or once they hold notably more of a GPU."""
+    at, known_ns, host = group.lead.at, last.known_ns, last.others[0].host
+    news: list[tuple[int, list[_Other]]] = []  # when, and the processes with their bytes then
     for gpu, others in last.by_gpu.items():
-        samples = at.records("gpu_processes", others[0].host, "gpu", gpu).read_window(last.known_ns, at.cursor_ns)
+        samples = at.records("gpu_processes", host, "gpu", gpu).read_window(last.known_ns, at.cursor_ns)
         if not len(samples):
             continue
         known_ns = max(known_ns, int(samples.times[-1]))
         is_theirs = np.isin(samples.rows["pid"], [pid for other in others for pid in other.pids])
-        used, times = samples.rows["used_bytes"][is_theirs], samples.times[is_theirs]
-        moments, places = np.unique(times, return_inverse=True)
-        sums = np.bincount(places, weights=used, minlength=len(moments))
-        for time_ns in moments[sums >= (1 + _MORE_SHARE) * most][:1].tolist():
-            is_then = times == time_ns
-            pids = samples.rows["pid"][is_theirs][is_then].tolist()
-            found.append((time_ns, gpu, dict(zip(pids, used[is_then].tolist(), strict=True))))
-    if not found:
+        moments, places = np.unique(samples.times[is_theirs], return_inverse=True)
+        sums = np.bincount(places, weights=samples.rows["used_bytes"][is_theirs], minlength=len(moments))
+        news += [(time_ns, last.others) for time_ns in moments[sums >= (1 + _MORE_SHARE) * last.most_bytes][:1].tolist()]
+    joined = [one for one in arrived if _find_first(arrived, one)[:5] == last.others[0][:5]]
+    known = [other[:5] for other in last.others]
+    joining = [one for one in joined if one[:5] not in known]
+    for join_ns in sorted({one.time_ns for one in joining})[:1]:
+        news.append((max(join_ns, last.known_ns), last.others + [one for one in joining if one.time_ns == join_ns]))
+    if not news:
         return last._replace(known_ns=known_ns, is_news=False) if known_ns > last.known_ns else None
-    time_ns, gpu, used_bytes = min(found, key=lambda one: one[:2])
-    others = [one._replace(used_bytes=used_bytes.get(one.pids[0], 0)) if one.gpu == gpu else one for one in last.others]
-    arrival = _tell(group, others, time_ns)
-    return arrival._replace(is_little=arrival.is_little and last.is_little)
+    time_ns, others = min(news, key=lambda one: (one[0], -len(one[1])))
+    arrival = _tell(group, _read_bytes(at, host, others, time_ns), time_ns)
+    most_bytes = max(last.most_bytes, arrival.most_bytes)
+    return arrival._replace(most_bytes=most_bytes, is_little=arrival.is_little and last.is_little)
+
+
+def _read_bytes(at: At, host: str, others: list[_Other], time_ns: int) -> list[_Other]:
+    """Return the processes with the bytes that they hold of their GPUs at a time."""
+    held: dict[tuple[int, int], int] = {}
+    for gpu in {other.gpu for other in others}:
+        samples = at.records("gpu_processes", host, "gpu", gpu).read_window(time_ns - _RECENT_NS, time_ns)
+        for row in samples.rows[samples.times == samples.times.max(initial=0)]:
+            held[gpu, int(row["pid"])] = int(row["used_bytes"])
+    return [other._replace(used_bytes=held.get((other.gpu, other.pids[0]), 0)) for other in others]
 
 
 def _check_host(group: Group, host: str, created_ns: int, known_ns: int) -> Iterator[Finding]:
@@ -201,8 +233,9 @@ def _find_arrivals(window: SearchWindow[Group], begin_ns: int, gpu: int, ranks: 
     is_own = np.isin(samples.rows["pid"], own)
     if window.find_once(lambda: True if is_own.any() else None, gpu) is None:
         return
-    first = recording.at.records("gpu_processes", host).read_first()
-    before = first.rows["pid"].tolist() if len(first) else []
+    first_ns = int(recording.at.records("gpu_processes", host).read_first().times[0])
+    first = records.read_window(first_ns - 1, first_ns).rows
+    before = first["pid"][first["used_bytes"] >= OTHERS_BYTES].tolist()
     earlier = {process.source.pid for process in _list_earlier(recording, group) if process.host == host}
     large = np.flatnonzero(~is_own & (samples.rows["used_bytes"] >= OTHERS_BYTES))
     _, first_of_pid = np.unique(samples.rows["pid"][large], return_index=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from zerotop.analysis.findings.support.evidence import Evidence
 from zerotop.analysis.findings.support.finding import Finding
@@ -34,6 +35,7 @@ class Detection:
         self._waiting: list[Detector] = []  # those that have not looked at the piece in progress,
         self._found: list[Finding] = []  # and what the others have found in it
         self.ordered_findings: tuple[Finding, ...] = ()
+        self._shown: tuple[Finding, ...] = ()  # the same, with the times when their events were first known
         self._settled: tuple[tuple[Finding, ...], tuple[Finding, ...]] = (), ()  # those known at a cursor, and shown
         self._attempt_begins: tuple[int, ...] = ()
         self._until_ns = -1
@@ -93,6 +95,10 @@ class Detection:
         self.ordered_findings = drop_repeats(
             sorted(self._findings.values(), key=lambda finding: (finding.known_ns, finding.begin_ns, finding.name))
         )
+        since: dict[tuple[object, ...], int] = {}
+        for finding in self.ordered_findings:
+            since.setdefault(finding.event, finding.known_ns)
+        self._shown = tuple(replace(one, first_known_ns=since[one.event]) for one in self.ordered_findings)
         return True
 
     def findings_at(self, cursor_ns: int) -> tuple[Finding, ...]:
@@ -102,7 +108,7 @@ class Detection:
         become known later, as it waited for samples of its line.
         """
         latest: dict[tuple[object, ...], Finding] = {}
-        for finding in self.ordered_findings:
+        for finding in self._shown:
             if finding.known_ns > cursor_ns:
                 break
             if finding.end_ns >= latest.get(finding.event, finding).end_ns:

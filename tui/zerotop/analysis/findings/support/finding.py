@@ -88,6 +88,12 @@ class Finding:
     evidence: dict[str, float] = field(default_factory=dict)  # the numbers, with units in their names as in tables
     cost: float = 0.0  # share of the training time that it costs from its begin on, or puts at risk: 0 to 1
     kind: FindingKind | None = None
+    first_known_ns: int | None = None  # when its event was first known, if it may have been told again since
+
+    @property
+    def detected_ns(self) -> int:
+        """When it was first known, perhaps with smaller numbers."""
+        return self.known_ns if self.first_known_ns is None else self.first_known_ns
 
     @property
     def event(self) -> tuple[str, int, int | None, tuple[int, ...]]:

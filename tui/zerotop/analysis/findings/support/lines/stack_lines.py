@@ -411,14 +411,23 @@ def _select_events(delay: Delay, until_ns: int) -> Iterator[Stacks]:
 
 def find_deadline(process: Process, known_ns: int, patience_ns: int) -> int:
     """Return when to stop waiting for the process's events: its end, the recording's end, or the end of patience."""
+    return min([known_ns + patience_ns, *(end_ns for end_ns in _list_ends(process) if end_ns >= known_ns)])
+
+
+def find_known_end(process: Process) -> int | None:
+    """Return when the process, or its recording, ended; None as long as it goes on."""
+    last_ns = int(process.steps["end_unix_ns"][-1]) if len(process.steps) else 0
+    ends = [end_ns for end_ns in _list_ends(process) if last_ns <= end_ns <= process.at.cursor_ns]
+    return min(ends, default=None)
+
+
+def _list_ends(process: Process) -> list[int]:
     ends = [event.unix_ns for kind in _LAST_EVENTS for event in process.events_of(kind)]
     for event in process.recording.events_of(events.RankGone):
         if event.process_key == process.key:
             ends.append(event.unix_ns)
     recording = process.at.recording
-    if not recording.is_live:
-        ends.append(recording.last_written_ns)
-    return min([known_ns + patience_ns, *(end_ns for end_ns in ends if end_ns >= known_ns)])
+    return ends if recording.is_live else [*ends, recording.last_written_ns]
 
 
 def is_training(callees: Sequence[str], where: str = _COMPUTING[0]) -> bool:
