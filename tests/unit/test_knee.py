@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotop.analysis.stats.knee import fit_knee
+from zerotop.analysis.stats.knee import fit_knee, is_gradual
 
 X = np.arange(128, 2049, 128).astype(float)
 
@@ -53,3 +53,9 @@ def test_a_flat_series_reaches_nothing() -> None:
     assert fit is not None
     assert (fit.slope, fit.knee_x, fit.solve(8.0)) == (0, None, None)
     assert fit.predict(300) == 7
+
+
+def test_points_in_unequal_distances_are_gradual_where_they_lie_on_a_line() -> None:
+    places = np.array([*range(10), 20, 60, 100, 140, 180], float)
+    assert is_gradual(places / 10, places)
+    assert not is_gradual(np.where(places < 50, 1.0, 3.0), places)

@@ -95,6 +95,34 @@ def test_where_the_gpu_may_have_more_to_do_a_new_line_has_to_launch_it(stack: St
     assert (found.line[1] if found is not None else None) == line
 
 
+HIT, SUM, REDUCE, READ, AGAIN = (
+    (*inner, ("train.py", line, "main", True))
+    for line, *inner in (
+        (66, ("torch/nn/modules/module.py", 9, "Module.__call__", False)),
+        (72, ("torch/_tensor.py", 5, "sum", False)),
+        (73, ("torch/distributed/distributed_c10d.py", 9, "all_reduce", False)),
+        (74, ("torch/cuda/__init__.py", 1083, "synchronize", False)),
+        (80, ("torch/_tensor.py", 5, "sum", False)),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("since", "is_idle", "line"),
+    [
+        ({HIT: 40, SUM: 8, REDUCE: 12, READ: 20}, False, 73),  # it waits for the work that the others launch
+        ({HIT: 70, SUM: 8, REDUCE: 12, READ: 10}, True, 73),
+        ({HIT: 60, READ: 30, SUM: 10}, False, 72),
+        ({HIT: 60, READ: 40}, False, None),
+        ({HIT: 60, READ: 38, SUM: 2}, False, None),  # only a wait, which may have been elsewhere before
+        ({HIT: 70, SUM: 15, AGAIN: 15}, True, None),  # not of one loop
+    ],
+)
+def test_lines_next_to_each_other_share_the_time(since: dict[Stack, int], is_idle: bool, line: int | None) -> None:
+    found = find_new_line(sample({HIT: 80}), sample(since), (0.04, 0.1), is_gpu_idle=is_idle)
+    assert (found.line[1] if found is not None else None) == line
+
+
 def write_samples(folder: Path, begin_ns: int, end_ns: int, counts: dict[Stack, int], where: str) -> None:
     """Write samples of rank 0 between two times (unix nanoseconds)."""
     (path,) = folder.glob("events-rank0-*.jsonl")

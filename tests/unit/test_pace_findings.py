@@ -389,6 +389,46 @@ def test_another_optimizer_explains_more_micro_batches(tmp_path: Path, is_record
     ) in found.details
 
 
+def write_checks(folder: Path, *, last: int, sampled_s: float) -> None:
+    """Write a rank whose pace wanders, and who checks something for 15 ms after each step from 120 to the last of these.
+
+    Few steps have phases, and samples of a line that checks are written so much later.
+    """
+    at, spans, wander, begin = 0.0, [], np.random.default_rng(5), 0.0
+    for step in range(300):
+        begin = at if step == 120 else begin
+        backward = 0.02 + 0.02 * float(wander.random())
+        for phase, length in (("forward", 0.02), ("backward", backward), ("step", 0.005)):
+            is_counted = step > 20 and step % 10 > 1
+            if phase == "step" or not is_counted:
+                flags = (BOUNDARY | COUNTED * is_counted) if phase == "step" else 0
+                spans.append(make_span(at, at + length, phase, step, flags, tokens=512 if phase == "forward" else -1))
+            at += length
+        at += 0.001 + 0.015 * (120 <= step <= last)
+    write_table(folder, SPANS, make_identity(0), *spans).close()
+    writer = EventWriter(str(folder), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    end_ns = int((begin + sampled_s) * S)
+    times = {"begin_ns": int(begin * S) + S // 10, "end_ns": end_ns - S // 10}
+    frames = [{"file": "train.py", "line": line, "function": "check", "own": True} for line in (44, 45)]
+    stacks = [{"count": 6, "seconds": 0.6, "call": "loads", "frames": [line]} for line in (0, 1, 1)]
+    facts = {"where": "between phases", "why": "share", "step": 130, "samples": 18, "frames": frames, "stacks": stacks}
+    writer.write(end_ns, events.Stacks, **times, **facts)
+    writer.write(int(at * S), events.Goodbye)
+    writer.close()
+
+
+@pytest.mark.parametrize(("last", "sampled_s", "told"), [(300, 5.0, True), (150, 5.0, False), (300, 90.0, False)])
+def test_a_line_may_show_later_what_the_wandering_pace_hides(
+    tmp_path: Path, last: int, sampled_s: float, told: bool
+) -> None:
+    write_checks(tmp_path, last=last, sampled_s=sampled_s)
+    found = find_changes(tmp_path, WHOLE)
+    headlines = [finding.headline for finding in found if "train.py:45" in finding.headline]
+    assert len(headlines) == told
+    assert all(one.step is not None and 118 <= one.step <= 122 for one in found if one.headline in headlines)
+    assert all(find_changes(tmp_path, piece) == found for piece in (3, 50))
+
+
 @pytest.mark.parametrize(
     "ways", [[(0.06, 90), (0.0625, 15), (0.0305, 20), (0.032, 200)], [(0.03, 150), (0.09, 12), (0.14, 150)]]
 )

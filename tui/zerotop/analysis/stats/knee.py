@@ -97,9 +97,12 @@ def _compute_r_squared(y: Floats, fitted: Floats) -> float:
     return 1.0 - float(((y - fitted) ** 2).sum()) / total if total > 0 else 1.0
 
 
-def is_gradual(points: Floats) -> bool:
-    """Whether points rose along a line, perhaps after a level part, and not in one jump, which is a change of level."""
-    places = np.arange(len(points), dtype=np.float64)
+def is_gradual(points: Floats, places: Floats | None = None) -> bool:
+    """Whether points rose along a line, perhaps after a level part, and not in one jump, which is a change of level.
+
+    ``places``: where the points are, if not in equal distances.
+    """
+    places = np.arange(len(points), dtype=np.float64) if places is None else places
     lines = (_measure_misfit(points, np.maximum(0.0, places - knee)) for knee in places[:-2])
     steps = (_measure_misfit(points, (places >= at).astype(np.float64)) for at in places[1:])
     return min(lines) < min(steps)

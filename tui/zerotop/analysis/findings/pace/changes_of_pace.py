@@ -40,7 +40,7 @@ def measure_whole(shift: PaceShift, others: Collection[int], known_ns: int, unti
     before, after = (rows[~np.isnan(rows["iteration_s"])][-_MOST_STEPS:] for rows in (before, after))
     if len(before) < len(shift.change.before) or len(after) < len(shift.change.after):
         return shift
-    whole = replace(shift, change=StepChange(shift.change.group, before, after, known_ns))
+    whole = replace(shift, change=StepChange(shift.change.group, before, after, known_ns, shown_by=shift.change.shown_by))
     return whole if whole.added_s * shift.added_s > 0 and whole.is_worse == shift.is_worse else shift
 
 

@@ -18,7 +18,7 @@ from zerotop.analysis.findings.support.lines import line_findings
 from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, find_line
 from zerotop.analysis.findings.support.steps.runs import find_run_begins
 from zerotop.analysis.findings.support.thresholds import MORE_STEPS, NEAR_STEPS, SHOWN_SHARE
-from zerotop.analysis.stats.change_points import SHIFT_STEPS
+from zerotop.analysis.stats.change_points import LEVEL_STEPS, SHIFT_STEPS
 from zerotop.analysis.stats.wander import BLOCK
 from zerotop.recording.samples import Rows
 
@@ -49,6 +49,11 @@ class _Followed:
     levels: tuple[float, float]  # that were shown last, in seconds
     blocks: int = 0  # of steps since it began, in which it has not ended
 
+    @property
+    def lacks_line(self) -> bool:
+        """Whether no line is known that explains the change: one that only waits may be."""
+        return not is_line_named(self.shift, self.found.line)
+
 
 class FollowedShifts:
     """The changes of an attempt that were told: a new one may be a part of one of them, or its end."""
@@ -57,6 +62,8 @@ class FollowedShifts:
         self.real = RealShifts()
         self.by_cause: list[StepChange] = []
         """Those that were told without the iterations' own change."""
+        self.unexplained: list[PaceShift] = []
+        """Those that the iterations do not show, and for which no line was found yet."""
         self._open: list[_Followed] = []
 
     def measure(self, shift: PaceShift, found: FoundLine, until_step: int | None = None) -> ToldShift:
@@ -93,11 +100,24 @@ class FollowedShifts:
         """Yield changes again for which a change of the training, a late rank, or a line is known by now."""
         for one in self._open:
             shift, found = explain(one.shift, one.found._replace(known_ns=max(one.found.known_ns, known_ns)))
-            is_sought = found.line is None and one.shift.begin_ns + _SAMPLED_NS >= known_ns >= one.found.known_ns
+            lacks_line = not is_line_named(shift, found.line)
+            is_sought = lacks_line and one.shift.begin_ns + _SAMPLED_NS >= known_ns >= one.found.known_ns
             line = _find_later_line(shift, known_ns) if is_sought else None
             if shift is not one.shift or line is not None:
                 one.shift, one.found = shift, found._replace(line=line or found.line)
                 yield self.measure(one.shift, one.found)
+
+    def list_explained(self, lead: Process, known_ns: int) -> Iterator[tuple[PaceShift, FoundLine]]:
+        """Yield lasting changes that the iterations did not show, and of which samples written at a time show the line."""
+        for shift in self.unexplained[:]:
+            if not shift.change.known_ns < known_ns <= shift.begin_ns + _SAMPLED_NS:
+                continue
+            present = _measure_present(shift, lead.steps_until(known_ns), known_ns)
+            line = _find_later_line(shift, known_ns) if present is not None else None
+            if present is not None and line is not None:
+                self.unexplained.remove(shift)
+                self.real.shown.append(present.change)
+                yield present, FoundLine(line, known_ns)
 
     def tell_far_ends(self, lead: Process) -> Iterator[ToldShift]:
         """Yield the ends of changes that were told with two far outliers, if the next BLOCK of steps are none."""
@@ -122,7 +142,7 @@ class FollowedShifts:
         while not shift.change.found_in and len(later) >= (due := one.steps + max(BLOCK, one.steps // MORE_STEPS)):
             known_ns = int(later["end_unix_ns"][due - 1])
             is_later = known_ns > one.found.known_ns
-            line = _find_later_line(shift, known_ns) if one.found.line is None and is_later else None
+            line = _find_later_line(shift, known_ns) if one.lacks_line and is_later else None
             if line is not None:
                 one.found = FoundLine(line, known_ns)
             shift, found = explain(one.shift, one.found._replace(known_ns=known_ns))
@@ -183,6 +203,16 @@ def _find_later_line(shift: PaceShift, known_ns: int) -> StackLine | None:
         return None
     line = find_line(delay._replace(end_ns=known_ns, known_ns=known_ns))
     return line if is_line_named(shift, line) else None
+
+
+def _measure_present(shift: PaceShift, steps: Rows, known_ns: int) -> PaceShift | None:
+    """Return a change found in steps with phases with all steps around it; None if iterations are not slower any more."""
+    change, first = shift.change, int(np.searchsorted(steps["step"], shift.step))
+    before, after = steps[max(0, first - LEVEL_STEPS) : first], steps[first:]
+    shown_by = change.before, change.after
+    whole = replace(shift, change=StepChange(change.group, before, after, known_ns, shown_by=shown_by))
+    last_s = float(np.nanmedian(after["iteration_s"][-LEVEL_STEPS:]))
+    return whole if whole.is_worse and last_s > (whole.before_s + whole.after_s) / 2 else None
 
 
 def _find_passed(one: _Followed, steps: Rows) -> tuple[int, int] | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.findings.pace.changes_of_pace import SIZE, STEP_PHASE, is_near
+from zerotop.analysis.findings.pace.changes_of_pace import BETWEEN_PHASES, SIZE, STEP_PHASE, is_near
 from zerotop.analysis.findings.pace.followed_shifts import FollowedShifts, ToldShift, explain, is_line_named
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.causes.batch_causes import BATCH_GROWTH
@@ -83,16 +83,26 @@ _LEAST_COST, _MOST_LOST_S = 0.03, 30.0
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report each change of level of the iterations, including changes that show only in their cause, and their ends."""
     lead, followed = window.subject.lead, window.keep(FollowedShifts)  # each change is compared with those before it
+    events = [event.unix_ns for kind in (TrainingChanged, Stacks) for event in window.items(lead.events_of(kind), kind)]
+    events.sort()
     shifts = (blame_rank(shift, shift.change.known_ns) for shift in followed.real.list_new(window))
     known = window.await_each(shifts, lambda shift: await_line(shift.find_delay()), await_line)
     for shift, found in sorted(known, key=lambda one: one[1].known_ns):
+        yield from _report_explained(window, followed, [one for one in events if one <= found.known_ns])
         yield from map(_build_finding, followed.tell_until(lead, found.known_ns - 1))  # its end may be known then, too
         yield from _report(window, followed, shift, found)
-    events = [event.unix_ns for kind in (TrainingChanged, Stacks) for event in window.items(lead.events_of(kind), kind)]
-    for known_ns in sorted(events):
+    for known_ns in events:
         yield from map(_build_finding, followed.tell_explained(known_ns))
+    yield from _report_explained(window, followed, events)
     yield from map(_build_finding, followed.tell_far_ends(lead))
     yield from map(_build_finding, followed.tell_until(lead, lead.at.cursor_ns))
+
+
+def _report_explained(window: SearchWindow[Group], followed: FollowedShifts, times: Iterable[int]) -> Iterator[Finding]:
+    """Yield changes that the iterations did not show, for which samples written at one of these times show a line."""
+    for known_ns in times:
+        for shift, found in followed.list_explained(window.subject.lead, known_ns):
+            yield from _report(window, followed, shift, found)
 
 
 def _report(window: SearchWindow[Group], followed: FollowedShifts, new: PaceShift, found: FoundLine) -> Iterator[Finding]:
@@ -120,6 +130,8 @@ def _choose_shown(followed: FollowedShifts, shift: PaceShift, found: FoundLine) 
     if is_near(change, followed.real.shown, known_ns):
         return None  # the iterations showed it while its line was searched
     if not _is_explained(shift, found.line):
+        if change.found_in == BETWEEN_PHASES:
+            followed.unexplained.append(shift)
         return None
     followed.by_cause.append(replace(change, known_ns=known_ns))
     return _place_in_iterations(shift, found) if is_near(change, followed.real.search.known, known_ns) else shift

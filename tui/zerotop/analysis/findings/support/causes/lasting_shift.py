@@ -8,12 +8,13 @@ from zerotop.analysis.findings.support.causes.host_causes import computes_longer
 from zerotop.analysis.findings.support.causes.pace_shift import PaceShift, explain_change
 from zerotop.analysis.findings.support.causes.step_change import StepChange
 from zerotop.analysis.findings.support.evidence import Floats, Group, Rows
-from zerotop.analysis.findings.support.lines.line_findings import read_part
+from zerotop.analysis.findings.support.lines.line_findings import measure_between, read_part
 from zerotop.analysis.findings.support.steps.onsets import find_onset
 from zerotop.analysis.findings.support.thresholds import WARM_UP_STEPS
 from zerotop.analysis.stats.knee import is_gradual
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.analysis.stats.wander import BLOCK, compute_levels, find_split, measure_order, refine_split
+from zerotop.recording.steps.step_dtype import has_phases
 
 # Blocks of steps on each side of the change, the most that are searched, and how long (seconds) the sides last.
 _LEAST_BLOCKS, _MOST_BLOCKS, _BEFORE_S, _AFTER_S = 5, 400, 3.0, 6.0
@@ -88,10 +89,16 @@ def _explain_split(group: Group, steps: Rows, split: int, known_ns: int) -> Pace
 
 
 def grows_slowly(steps: Rows, shift: PaceShift) -> bool:
-    """Whether iterations became longer little by little: then no step is the one from which on they take longer."""
+    """Whether iterations became longer little by little: then no step is the one from which on they take longer.
+
+    The time between the phases, where the change was found, has no jump then, either.
+    """
     levels = compute_levels(np.asarray(steps["iteration_s"][WARM_UP_STEPS:], np.float64))
     half = len(levels) // 2
     if half < _GROWING_BLOCKS or not is_gradual(levels):
+        return False
+    phased = steps[has_phases(steps)][WARM_UP_STEPS:]
+    if shift.change.found_in and not is_gradual(measure_between(phased), phased["step"].astype(np.float64)):
         return False
     return float(np.median(levels[half:]) - np.median(levels[:half])) >= _GROWN_SHARE * shift.added_s
 

@@ -68,6 +68,7 @@ class StepChange:
     after: Rows
     known_ns: int  # until when samples may be read that say why: unix nanoseconds
     found_in: str = ""  # what showed it where the iterations did not
+    shown_by: tuple[Rows, Rows] | None = None  # the steps with phases before and after that showed it, if these alone did
     _samples: dict[Records, tuple[Samples, Samples] | None] = field(default_factory=dict)
 
     @property
@@ -112,6 +113,8 @@ class StepChange:
     @cached_property
     def phased(self) -> tuple[Rows, Rows]:
         """The steps with phases before and after; empty if there are none."""
+        if self.shown_by is not None:
+            return self.shown_by
         before, after = (rows[has_phases(rows)] for rows in (self.before, self.after))
         if len(before) < _ENOUGH_STEPS:
             before = self.process.phased_steps_until(int(self.before["end_unix_ns"][-1]))[-_MOST_STEPS:]
