@@ -247,6 +247,18 @@ def test_a_thread_of_the_probe_is_no_cost_of_detail() -> None:
     assert 80 <= busy_steps < idle_steps
 
 
+def test_threads_take_less_while_the_probe_has_overspent() -> None:
+    training = ShortSteps(full_us=1500, light_us=700)
+    assert training.budget.threads_part == 1
+    training.run_steps(10, 40)
+    early = training.budget.threads_part
+    training.run_steps(750, 40)
+    assert 0.5 <= early < 0.7 < training.budget.threads_part
+    hopeless = ShortSteps(counted_us=100)
+    hopeless.run_steps(2000, 10)
+    assert hopeless.budget.threads_part == 0.5
+
+
 def test_an_unlimited_budget_counts_no_step() -> None:
     budget = DetailBudget(1.0)
     for step in range(1, 200):

@@ -40,8 +40,9 @@ _SHIFT, _SHIFT_EVERY = 5, 64
 _STEPS_BETWEEN_REQUESTS = 16
 # If counted steps become longer, this many of the next ones have phases, to show why; at most once in this time (ns).
 _STEPS_AFTER_LONGER, _LONGER_EVERY_NS = 3, 2_000_000_000
-# The part of the budget that is left to the hooks, whatever the probe's threads have cost.
-_HOOKS_PART = 0.5
+# The part of the budget that is left to the hooks, whatever the probe's threads have cost, and the part of their own shares
+# that is left to the threads, whatever the probe has cost.
+_HOOKS_PART, _LEAST_THREADS_PART = 0.5, 0.5
 
 COUNTED, LIGHT, FULL = range(3)
 """The levels of detail."""
@@ -83,6 +84,12 @@ class DetailBudget:
     def is_full(self) -> bool:
         """Whether the step in progress is recorded in full detail."""
         return self.detail == FULL
+
+    @property
+    def threads_part(self) -> float:
+        """The part of their shares that the probe's threads may take now: less than 1 while the probe has overspent."""
+        owed_ns = -min(0.0, self._credit_ns)
+        return max(_LEAST_THREADS_PART, 1 - owed_ns / self._owed_limit_ns) if owed_ns else 1.0
 
     def request_full_detail(self) -> None:
         """Record the next steps in full if the budget allows: there was an evaluation or a checkpoint."""
