@@ -44,11 +44,29 @@ def test_of_short_steps_as_many_as_the_budget_pays_for() -> None:
     assert full == pytest.approx((0.003 * 60_000 - 100) / 400, rel=0.1)
 
 
-def test_the_first_steps_are_full_and_not_repaid() -> None:
-    training = Training()
+def test_the_first_steps_are_full_and_later_ones_pay_for_them() -> None:
+    training = Training(full_us=400)
     training.run_steps(200, 40)
     assert all(training.details[:20])
     assert any(training.details[20:200])
+    training.run_steps(1000, 40)
+    assert training.cost_ns / training.time_ns <= 0.0031
+
+
+def test_of_first_steps_that_cost_much_few_are_full() -> None:
+    """With a GPU a full step of a real loop costs 1.5 ms at first."""
+    dear, dearest = ShortSteps(full_us=1500, light_us=700), ShortSteps(full_us=10_000, light_us=700)
+    for training in (dear, dearest):
+        training.run_steps(20, 40)
+    assert training.details[:5] == [FULL] * 5
+    assert (dear.details.count(FULL), dearest.details.count(FULL)) == (8, 5)
+
+
+@pytest.mark.parametrize("step_ms", [40, 100, 400])
+def test_the_budget_is_kept_in_the_first_half_minute(step_ms: int) -> None:
+    training = ShortSteps(full_us=1500, light_us=700)
+    assert training.run_steps(30_000 // step_ms, step_ms) <= 0.0031
+    assert training.details.count(FULL) >= 12
 
 
 def test_where_light_detail_exceeds_the_budget_little_else_is_recorded() -> None:
@@ -101,27 +119,27 @@ class ShortSteps:
         self.threads_us = threads_us  # of each step
         self.costs = {FULL: full_us * US, LIGHT: light_us * US, COUNTED: counted_us * US}
         self.time_ns = self.cost_ns = self.step = 0
+        self.run = 0  # steps since the budget was asked
         self.details: list[int] = []
 
     def run_steps(self, steps: int, step_ms: float) -> float:
         begin_ns, cost_before = self.time_ns, self.cost_ns
-        run = 0
         for _ in range(steps):
             detail = self.budget.detail
             self.details.append(detail)
             self.cost_ns += self.costs[detail]
             self.time_ns += int(step_ms * MS)
             self.step += 1
-            run += 1
+            self.run += 1
             shortest_ns, longest_ns = self.budget.like_ns
             is_unlike = not shortest_ns <= step_ms * MS <= longest_ns
             if detail != COUNTED or is_unlike or self.step == self.budget.find_uncounted(self.step):
-                last_ns = int(step_ms * MS) if run > 1 else 0
+                last_ns = int(step_ms * MS) if self.run > 1 else 0
                 threads_ns = self.step * self.threads_us * US
                 self.budget.end_step(
-                    self.time_ns, self.cost_ns, threads_ns=threads_ns, next_step=self.step, steps=run, last_ns=last_ns
+                    self.time_ns, self.cost_ns, threads_ns=threads_ns, next_step=self.step, steps=self.run, last_ns=last_ns
                 )
-                run = 0
+                self.run = 0
         return (self.cost_ns - cost_before) / (self.time_ns - begin_ns)
 
     def list_uncounted(self) -> list[int]:
@@ -227,6 +245,18 @@ def test_a_thread_of_the_probe_is_no_cost_of_detail() -> None:
         training.run_steps(500, 150)
     idle_steps, busy_steps = (len([one for one in training.list_uncounted() if one >= 100]) for training in (idle, busy))
     assert 80 <= busy_steps < idle_steps
+
+
+def test_threads_take_less_while_the_probe_has_overspent() -> None:
+    training = ShortSteps(full_us=1500, light_us=700)
+    assert training.budget.threads_part == 1
+    training.run_steps(10, 40)
+    early = training.budget.threads_part
+    training.run_steps(750, 40)
+    assert 0.5 <= early < 0.7 < training.budget.threads_part
+    hopeless = ShortSteps(counted_us=100)
+    hopeless.run_steps(2000, 10)
+    assert hopeless.budget.threads_part == 0.5
 
 
 def test_an_unlimited_budget_counts_no_step() -> None:

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 
 from zerotop_probe.recording.directory import BUDGET_VARIABLE, DEFAULT_BUDGET
 
-# The first steps differ from all others, and are too few to cost much.
-_FIRST_STEPS = 20
+# The first steps differ from all others: of so many, the first few are always recorded in full, and the others while all of
+# them have cost no more than the budget of this time (ns). Later steps pay that back.
+_FEWEST_FIRST, _FIRST_STEPS, _FIRST_NS = 5, 20, 3_000_000_000
 # Steps that are recorded in full after an evaluation or a checkpoint, if the budget allows.
 _STEPS_AFTER_PAUSE = 2
 # A step is unlike those before if it is longer, or shorter, by this factor.
@@ -22,8 +23,8 @@ _UNLIKE_FACTOR = 1.5
 _WEIGHT = 0.125
 # A cost that is this many times the usual one was an interruption of the process.
 _MOST_TIMES = 4.0
-# Only savings and debts from this time count.
-_MEMORY_NS = 1_000_000_000
+# Savings count up to the budget of this time, and debts up to that of a longer one (ns).
+_SAVED_NS, _OWED_NS = 1_000_000_000, 5_000_000_000
 # Even if light detail alone exceeds the budget, one step in each interval is recorded in full. The interval (ns) is between
 # these limits, and long enough for full steps to take no more than this part of the budget.
 _LONGEST_LIGHT_NS, _LONGEST_WITHOUT_FULL_NS, _FULL_PART = 2_000_000_000, 30_000_000_000, 0.1
@@ -39,8 +40,9 @@ _SHIFT, _SHIFT_EVERY = 5, 64
 _STEPS_BETWEEN_REQUESTS = 16
 # If counted steps become longer, this many of the next ones have phases, to show why; at most once in this time (ns).
 _STEPS_AFTER_LONGER, _LONGER_EVERY_NS = 3, 2_000_000_000
-# The part of the budget that is left to the hooks, whatever the probe's threads have cost.
-_HOOKS_PART = 0.5
+# The part of the budget that is left to the hooks, whatever the probe's threads have cost, and the part of their own shares
+# that is left to the threads, whatever the probe has cost.
+_HOOKS_PART, _LEAST_THREADS_PART = 0.5, 0.5
 
 COUNTED, LIGHT, FULL = range(3)
 """The levels of detail."""
@@ -65,7 +67,8 @@ class DetailBudget:
         self._credit_ns = 0.0
         # Time that the hooks have saved of their share of the budget; negative if they have overspent it.
         self._hooks_credit_ns = 0.0
-        self._limit_ns = 0.0  # of either credit, and of either debt
+        self._owed_limit_ns = 0.0  # of either credit's debt
+        self._first_ns = 0  # what the first steps have cost
         self._usual_ns = 0.0
         # The usual costs of a step by detail; 0 while unknown.
         self._costs_ns = [0.0, 0.0, 0.0]
@@ -81,6 +84,12 @@ class DetailBudget:
     def is_full(self) -> bool:
         """Whether the step in progress is recorded in full detail."""
         return self.detail == FULL
+
+    @property
+    def threads_part(self) -> float:
+        """The part of their shares that the probe's threads may take now: less than 1 while the probe has overspent."""
+        owed_ns = -min(0.0, self._credit_ns)
+        return max(_LEAST_THREADS_PART, 1 - owed_ns / self._owed_limit_ns) if owed_ns else 1.0
 
     def request_full_detail(self) -> None:
         """Record the next steps in full if the budget allows: there was an evaluation or a checkpoint."""
@@ -147,11 +156,14 @@ class DetailBudget:
         step_ns, usual_ns = max(0, hooks_ns) / steps, self._costs_ns[self.detail]
         probable_ns = min(step_ns, _MOST_TIMES * usual_ns) if usual_ns else step_ns
         self._costs_ns[self.detail] += (probable_ns - usual_ns) * _WEIGHT if usual_ns else probable_ns
-        self._limit_ns = self.share * max(_MEMORY_NS, 2 * duration_ns)
-        saved_ns = self.share * elapsed_ns - hooks_ns - threads_ns
-        self._credit_ns = min(self._limit_ns, max(-self._limit_ns, self._credit_ns + saved_ns))
+        if self._steps <= _FIRST_STEPS:
+            self._first_ns += round(steps * probable_ns)
+        limit_ns = self.share * max(_SAVED_NS, 2 * duration_ns)
+        self._owed_limit_ns = self.share * max(_OWED_NS, 2 * duration_ns)
+        saved_ns = self.share * elapsed_ns - steps * probable_ns - threads_ns
+        self._credit_ns = min(limit_ns, max(-self._owed_limit_ns, self._credit_ns + saved_ns))
         saved_ns = self._hooks_share * elapsed_ns - steps * probable_ns
-        self._hooks_credit_ns = min(self._limit_ns, max(-self._limit_ns, self._hooks_credit_ns + saved_ns))
+        self._hooks_credit_ns = min(limit_ns, max(-self._owed_limit_ns, self._hooks_credit_ns + saved_ns))
 
     @property
     def _hooks_share(self) -> float:
@@ -161,10 +173,9 @@ class DetailBudget:
     def _choose_detail(self, time_ns: int, next_step: int | None) -> int:
         _, light_ns, full_ns = self._costs_ns
         allowed_ns = self._hooks_share * self._usual_ns
-        if self._steps < _FIRST_STEPS or full_ns <= allowed_ns:
+        is_granted = self._steps < _FEWEST_FIRST or self._first_ns <= self.share * _FIRST_NS
+        if (self._steps < _FIRST_STEPS and is_granted) or full_ns <= allowed_ns:
             return FULL
-        if self._steps == _FIRST_STEPS:
-            self._credit_ns = self._hooks_credit_ns = 0.0  # the first steps were granted
         if next_step is not None and light_ns > allowed_ns:
             self._choose_interval(allowed_ns)
             is_requested = self._mandatory > 0 or (self._requested > 0 and self._credit_ns >= 0)
@@ -184,7 +195,7 @@ class DetailBudget:
         counted_ns, light_ns, _ = self._costs_ns
         more_ns = max(0.0, light_ns - counted_ns)
         if self._hooks_credit_ns < 0:
-            allowed_ns *= max(_LEAST_PART, 1 + self._hooks_credit_ns / self._limit_ns)
+            allowed_ns *= max(_LEAST_PART, 1 + self._hooks_credit_ns / self._owed_limit_ns)
         for interval in _INTERVALS:
             is_last = interval >= _SHORTEST_LAST and 2 * interval * self._usual_ns > _LONGEST_UNSEEN_NS
             if is_last or interval == _INTERVALS[-1] or counted_ns + more_ns / interval <= allowed_ns:

@@ -66,12 +66,13 @@ _FIRST_SILENT_NS = 10_000_000_000
 _WRITE_EVERY_NS = 2_000_000_000
 _MOST_EVENTS = 30
 _ONE_MORE_EVERY_NS = 30_000_000_000
-# The sampler may take this part of the budget, and save up at most the budget of this time (ns).
+# The sampler may take this part of the budget, less while the probe has overspent, and save up at most the budget of the
+# first of these times (ns). Places that are usual leave it the second for unusual ones; at the start it has the third.
 _BUDGET_PART = 0.5
-_SAVED_NS = 20_000_000_000
+_SAVED_NS, _RESERVED_NS, _ADVANCE_NS = 20_000_000_000, 5_000_000_000, 7_000_000_000
 # A look takes less than a millisecond. One that took longer than this (ns), and this many times the usual time, was
 # interrupted, for example by a garbage collection: paying for that would stop the sampler for minutes.
-_LONGEST_LOOK_COST_NS, _INTERRUPTED_TIMES = 5_000_000, 4.0
+_LONGEST_LOOK_COST_NS, _INTERRUPTED_TIMES = 2_500_000, 4.0
 _WEIGHT = 0.125
 
 
@@ -118,7 +119,7 @@ class StackSampler:
         self._times_grown = dict.fromkeys(self._samples_left, 0)
         self._slow_ns = self._trained_ns = 0  # when something was last slow, and when it last did other than read data
         self._share = _BUDGET_PART * read_budget()
-        self._credit_ns = self._share * _SAVED_NS / 2
+        self._credit_ns = self._share * _ADVANCE_NS
         self._spent_ns = 0
         self._usual_cost_ns = 0.0  # of a look
         self._spread = 0.0
@@ -254,10 +255,10 @@ class StackSampler:
         return pause_s * (0.5 + self._spread)
 
     def _wants_shares(self) -> bool:
-        """Whether to sample places that usually take a notable share; half of the savings are kept for unusual ones."""
+        """Whether to sample places that usually take a notable share; some of the savings are kept for unusual ones."""
         kinds = self._usual.notable if self._recorder.counted.unrecorded_step is None else (UNSEEN,)
         is_wanted = any(self._samples_left[kind] for kind in kinds)
-        return is_wanted and self._credit_ns > self._share * _SAVED_NS / 4
+        return is_wanted and self._credit_ns > self._share * _RESERVED_NS
 
     def _save_up(self, time_ns: int) -> None:
         """Add the budget of the time that has passed to the savings, minus the sampler's cost in it."""
@@ -267,7 +268,8 @@ class StackSampler:
         cost_ns = min(spent_ns - self._spent_ns, longest_ns)
         self._spent_ns = spent_ns
         self._usual_cost_ns += (cost_ns - self._usual_cost_ns) * _WEIGHT
-        self._credit_ns = min(self._share * _SAVED_NS, self._credit_ns + self._share * elapsed_ns - cost_ns)
+        saved_ns = self._recorder.budget.threads_part * self._share * elapsed_ns - cost_ns
+        self._credit_ns = min(self._share * _SAVED_NS, self._credit_ns + saved_ns)
         self._events_left = min(_MOST_EVENTS, self._events_left + elapsed_ns / _ONE_MORE_EVERY_NS)
         if time_ns - self._refilled_ns > _MORE_EVERY_NS:
             self._refilled_ns = time_ns
