@@ -253,10 +253,10 @@ def test_threads_take_less_while_the_probe_has_overspent() -> None:
     training.run_steps(10, 40)
     early = training.budget.threads_part
     training.run_steps(750, 40)
-    assert 0.5 <= early < 0.7 < training.budget.threads_part
+    assert 0.75 <= early < 0.8 < training.budget.threads_part
     hopeless = ShortSteps(counted_us=100)
     hopeless.run_steps(2000, 10)
-    assert hopeless.budget.threads_part == 0.5
+    assert hopeless.budget.threads_part == 0.75
 
 
 def test_an_unlimited_budget_counts_no_step() -> None:

@@ -42,7 +42,7 @@ _STEPS_BETWEEN_REQUESTS = 16
 _STEPS_AFTER_LONGER, _LONGER_EVERY_NS = 3, 2_000_000_000
 # The part of the budget that is left to the hooks, whatever the probe's threads have cost, and the part of their own shares
 # that is left to the threads, whatever the probe has cost.
-_HOOKS_PART, _LEAST_THREADS_PART = 0.5, 0.5
+_HOOKS_PART, _LEAST_THREADS_PART = 0.5, 0.75
 
 COUNTED, LIGHT, FULL = range(3)
 """The levels of detail."""
