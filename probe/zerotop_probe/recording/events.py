@@ -610,6 +610,7 @@ class CacheCleared(CodePlace, Event):
 class UnusedGraphs(CodePlace, Event):
     """Forwards with gradients enabled whose graphs were freed before any backward, since the last backward.
 
+    The line is the innermost one through which no training's forwards run, if there is one.
     Written with the first, second, fourth, eighth series of such forwards that began at this line, and so on.
     """
 
