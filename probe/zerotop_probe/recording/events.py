@@ -353,6 +353,7 @@ class ChangedSetting(CodePlace):
     before: str  # value before; empty if there was none
     after: str  # value now
     changed_ns: int | None  # when the line ran, CLOCK_MONOTONIC; absent if unknown
+    begin_ns: int | None  # when it was last read as before, likewise; absent if that was at the last look
 
 
 class TrainingChanged(Event):
