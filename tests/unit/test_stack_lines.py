@@ -197,6 +197,15 @@ def test_waiting_ranks_name_the_line(tmp_path: Path, recording: str, name: str, 
     assert "py-spy" not in findings.fix
 
 
+def test_a_constant_wait_names_the_line_of_later_samples(tmp_path: Path) -> None:
+    """They were all taken after the steps with which the wait was known."""
+    folder = recordings.unpack_to_folder("unseen-late-data", tmp_path)
+    before = find_named(Recording.open(folder), "data_stall")
+    recording = add_stacks(folder, before, [SLEEP] * 3, where="data", late_s=0.5, begin_ns=before.known_ns + 10**8)
+    (found,) = [one for one in detect_findings(recording, before.known_ns + 6 * 10**8) if one.name == "data_stall"]
+    assert found.headline.endswith(" iteration: train.py:88")
+
+
 @pytest.mark.parametrize("is_loading", [True, False])
 def test_counted_steps_name_the_line_that_loads_data(tmp_path: Path, is_loading: bool) -> None:
     """Their samples have no phase: the stack shows whether the training thread waits for data."""

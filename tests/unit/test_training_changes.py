@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from memory_recording import (
@@ -24,6 +26,7 @@ from memory_recording import (
 from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.code_line import CodeLine
 from zerotop.analysis.findings import Finding, Severity, detect_findings
+from zerotop.analysis.findings.support.causes.training_causes import check_memory
 from zerotop.analysis.findings.support.memory.looks import find_growth
 from zerotop.analysis.memory.block_lines import LineBlocks, Look
 from zerotop.analysis.memory.expected.zero_model import Difference
@@ -39,7 +42,7 @@ from zerotop.analysis.memory.ledger_rows import (
     GpuLedger,
 )
 from zerotop.analysis.memory.memory_table import OUTDATED, build_gpu_lines
-from zerotop.analysis.steps.training_changes import choose_changes, describe_changes, list_changes
+from zerotop.analysis.steps.training_changes import TrainingChange, choose_changes, describe_changes, list_changes
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import PHASE_CODE
@@ -346,6 +349,36 @@ def test_a_change_that_is_found_late_explains_what_was_reported_before(tmp_path:
     (finding,) = find_named(recording, "iteration_shift")
     assert "at the same time autocast is off instead of bf16" in finding.details
     assert finding.known_ns >= BEGIN_NS + 54 * S
+
+
+def test_a_setting_may_have_stood_before_the_last_look(tmp_path: Path) -> None:
+    """The last look did not see it as it was then, but as it was read before."""
+    changes: list[dict[str, Any]] = [{"name": "autocast", "before": "bf16", "after": "", "begin_ns": 12 * S}]
+    changes.append({"name": "dtypes", "before": "9 bfloat16", "after": "9 float32"})
+    recording = write_change(PlantedRecording(tmp_path), 20, *changes)
+    found = list(list_changes(recording.events_of(events.TrainingChanged, recording.end_ns), BEGIN_NS))
+    assert [one.begin_ns - BEGIN_NS for one in found] == [12 * S, 17 * S]
+
+
+def test_a_change_of_the_training_explains_time_and_memory() -> None:
+    """Between the steps with readings around the slowdown, of which the other steps are only counted."""
+    rows = np.zeros(9, [(name, "i8") for name in ("step", "allocated_peak_bytes", "end_unix_ns")])
+    rows["step"], rows["end_unix_ns"] = (*range(6), 32, 38, 44), np.array((*range(6), 32, 38, 44)) * S
+    rows["allocated_peak_bytes"] = np.repeat((4 << 30, 6 << 30), (7, 2))
+    line = CodeLine("train.py", 82, "main", ())
+    made = TrainingChange("autocast", "bf16", "", 33 * S, 36 * S, 36 * S, line)
+
+    def find_changes(earliest_ns: int, latest_ns: int, known_ns: int) -> list[TrainingChange]:
+        return choose_changes([made], earliest_ns, latest_ns, known_ns)
+
+    process = SimpleNamespace(phased_steps_until=lambda time_ns: rows, find_changes=find_changes)
+    change: Any = SimpleNamespace(process=process, added_s=0.1, step=35, latest_ns=44 * S)
+    cause = check_memory(change)
+    assert cause is not None
+    assert str(cause.text) == (
+        "autocast is off instead of bf16 (train.py:82 in main), and steps began to allocate 2.00 GiB more"
+    )
+    assert (cause.finding, cause.advice) == ("memory_step", "")
 
 
 def test_a_change_that_makes_steps_cheaper_explains_no_slowdown(tmp_path: Path) -> None:

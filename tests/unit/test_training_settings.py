@@ -255,6 +255,23 @@ def test_autocast_of_a_model_that_is_not_trained() -> None:
     assert watched.watch.autocast == ""
 
 
+def test_autocast_was_on_when_a_forward_last_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forwards of counted steps are not asked: a look in one of these shows what was read before."""
+    watched = _Watched(make_model())
+    monkeypatch.setattr(training_watch, "now", lambda: watched.time_ns)
+    with torch.autocast("cpu", torch.bfloat16):
+        watched.watch.note_autocast()
+    read_ns = watched.time_ns
+    for seconds in (1.0, 2.0):
+        watched.run(20, seconds)
+    assert not watched.events
+    watched.watch.note_autocast()
+    watched.run(20, 4.0)
+    (event,) = watched.events
+    assert event["begin_ns"] > read_ns
+    assert event["changes"] == [{"name": "autocast", "before": "bf16", "after": "", "begin_ns": read_ns}]
+
+
 def test_a_change_is_found_when_steps_become_longer() -> None:
     model = make_model()
     watched = _Watched(model)

@@ -29,11 +29,11 @@ class Watched:
         self.graphs = GraphWatch(CostMeter())
         self.graphs.begin_recording(lambda time_ns, event, **facts: self.written.append(facts), names_lines=True)
 
-    def call(self, shape: Callable[[torch.Tensor], Any] = lambda output: output) -> Any:
+    def call(self, shape: Callable[[torch.Tensor], Any] = lambda output: output, *, trains: bool = False) -> Any:
         span = Span(100, PHASE_CODE["forward"], 0, (0, 7, 0), False)
         span.flags = EVAL
         output = shape(self.model(torch.randn(3, 4)))
-        self.graphs.note_forward(output, span, 300)
+        self.graphs.note_trained() if trains else self.graphs.note_forward(output, span, 300)
         return output
 
     def end(self) -> list[dict[str, Any]]:
@@ -85,7 +85,30 @@ def test_it_stops_where_a_backward_follows_again_and_again() -> None:
     assert not watched.end()
 
 
-def write_job(folder: Path, *found: dict[str, Any], step_s: float = 1.0, held_bytes: int = 0) -> None:
+def compute(watched: Watched, *, trains: bool = False) -> Any:
+    return watched.call(trains=trains)
+
+
+def validate(watched: Watched) -> None:
+    compute(watched)
+
+
+def test_the_line_is_none_that_training_shares() -> None:
+    """A forward's lines are those of training once a backward has followed it."""
+    watched = Watched()
+    assert watched.graphs.wants_trained
+    validate(watched)
+    compute(watched, trains=True)
+    (found,) = watched.end()
+    assert (found["line"], found["function"]) == (validate.__code__.co_firstlineno + 1, "validate")
+    for _ in range(2):
+        compute(watched, trains=True)
+    assert not watched.graphs.wants_trained
+
+
+def write_job(
+    folder: Path, *found: dict[str, Any], step_s: float = 1.0, held_bytes: int = 0, peak_bytes: int | None = None
+) -> None:
     """Write 40 steps, the events of rank 0 at the ends of some, and what the last series of forwards kept."""
     spans = [
         make_span(step * step_s + begin, step * step_s + begin + 0.1, phase, step, BOUNDARY if phase == "step" else 0)
@@ -94,11 +117,14 @@ def write_job(folder: Path, *found: dict[str, Any], step_s: float = 1.0, held_by
     ]
     write_table(folder, SPANS, make_identity(0), *spans).close()
     edges = [(8.05, BEGIN, 10**9), (8.1, END, 10**9 + held_bytes), (8.15, BEGIN, 10**9), (8.2, END, 10**9 + held_bytes)]
+    forward, evaluation, backward = (PHASE_CODE[name] for name in ("forward", "eval", "backward"))
+    phase = forward if peak_bytes is None else evaluation
     records = [
-        make_record(ALLOCATOR, time_ns=int(second * S), phase=PHASE_CODE["forward"], edge=edge, allocated_bytes=size)
+        make_record(ALLOCATOR, time_ns=int(second * S), phase=phase, edge=edge, allocated_bytes=size)
         for second, edge, size in edges
     ]
-    write_table(folder, ALLOCATOR, make_identity(0), *records).close()
+    peak = make_record(ALLOCATOR, time_ns=int(1.4 * S), phase=backward, edge=END, allocated_peak_bytes=peak_bytes or -1)
+    write_table(folder, ALLOCATOR, make_identity(0), peak, *records, peaks="window").close()
     writer = EventWriter(str(folder), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
     for facts in found:
         place = {"file": "train.py", "line": 33, "function": "validate", "training": False}
@@ -135,3 +161,14 @@ def test_what_costs_little_is_no_warning_and_a_single_forward_no_finding(tmp_pat
     write_job(tmp_path, make_facts(8, 1, 1, 0.01), make_facts(20, 2, 2, 0.02))
     (finding,) = find_in_pieces(tmp_path, unused_graphs.detect, (16384,))
     assert (finding.evidence["forwards"], finding.severity.value) == (2.0, "info")
+
+
+@pytest.mark.parametrize(("peak_bytes", "severity"), [(4 * 10**9, "info"), (2 * 10**9, "warning")])
+def test_an_evaluation_that_needs_far_more_than_training_is_a_warning(
+    tmp_path: Path, peak_bytes: int, severity: str
+) -> None:
+    """Its allocator is read where it begins, and at the end of each forward."""
+    write_job(tmp_path, make_facts(8, 1, 2, 0.01), held_bytes=3 * 10**9, peak_bytes=peak_bytes)
+    (finding,) = find_in_pieces(tmp_path, unused_graphs.detect, (16384,))
+    assert (finding.evidence["held_bytes"], finding.severity.value) == (3e9, severity)
+    assert ("3.73 GiB were allocated; training needs 1.86 GiB." in finding.details) is (severity == "warning")

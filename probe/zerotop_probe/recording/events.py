@@ -353,6 +353,7 @@ class ChangedSetting(CodePlace):
     before: str  # value before; empty if there was none
     after: str  # value now
     changed_ns: int | None  # when the line ran, CLOCK_MONOTONIC; absent if unknown
+    begin_ns: int | None  # when it was last read as before, likewise; absent if that was at the last look
 
 
 class TrainingChanged(Event):
@@ -624,6 +625,7 @@ class CacheCleared(CodePlace, Event):
 class UnusedGraphs(CodePlace, Event):
     """Forwards with gradients enabled whose graphs were freed before any backward, since the last backward.
 
+    The line is the innermost one through which no training's forwards run, if there is one.
     Written with the first, second, fourth, eighth series of such forwards that began at this line, and so on.
     """
 

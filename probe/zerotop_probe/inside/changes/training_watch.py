@@ -50,7 +50,7 @@ _LEAST_HELD, _HELD_PAUSE_NS, _DOUBLED_PAUSE_NS = 64 << 20, 5_000_000_000, 1_000_
 _COUNT_PAUSE_NS = 500_000_000
 # Sizes of cuBLAS's workspaces, of which there are a few: other blocks may have the same size.
 _WORKSPACES, _MOST_WORKSPACES = (33_554_432, 8_519_680), 4
-_OTHER_AUTOCAST = "other_autocast"
+_AUTOCAST, _OTHER_AUTOCAST = "autocast", "other_autocast"
 _DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
@@ -101,6 +101,8 @@ class TrainingWatch:
         """Whether the next forward should say whether autocast is on."""
         self.wants_other_autocast = True
         """The same of a model that is not trained."""
+        self._read_ns: dict[str, int] = {}  # when settings that only forwards show were read last
+        self._stood_ns: dict[str, int] = {}  # and last before the present value
         self._loading_line: list[OwnPlace] | None = None
         self._lines.is_on = False
         self._held_bytes = 0  # in no category, when their holders were last searched
@@ -224,6 +226,8 @@ class TrainingWatch:
             if change.name == "optimizer_objects":  # addresses say nothing
                 facts |= {"before": "", "after": ""}
             facts |= {"changed_ns": changed_ns} if changed_ns is not None else {}
+            stood_ns = self._stood_ns.get(change.name, 0)
+            facts |= {"begin_ns": stood_ns} if 0 < stood_ns < since_ns else {}
             described.append({**facts, **(place._asdict() if place is not None else {})})
         facts = {"last_step": since_step, "begin_ns": since_ns, "changes": described}
         self._write_event(now(), events.TrainingChanged, step=step, **facts)
@@ -279,13 +283,21 @@ class TrainingWatch:
     def note_autocast(self) -> None:
         """Read whether autocast is on, in a forward of the model."""
         self.wants_autocast = False
-        self.autocast = self._guard.run(_read_autocast) or ""
+        before, self.autocast = self.autocast, self._guard.run(_read_autocast) or ""
+        self._note_read(_AUTOCAST, self.autocast != before)
 
     def note_other_autocast(self) -> None:
         """Read the same in a forward of a model that is not trained."""
         if self.wants_other_autocast:
             self.wants_other_autocast = False
-            self.other_autocast = self._guard.run(_read_autocast)
+            before, self.other_autocast = self.other_autocast, self._guard.run(_read_autocast)
+            self._note_read(_OTHER_AUTOCAST, self.other_autocast != before)
+
+    def _note_read(self, name: str, is_other: bool) -> None:
+        """Note when a setting is read that only forwards show: these may be rarer than looks."""
+        if is_other:
+            self._stood_ns[name] = self._read_ns.get(name, 0)
+        self._read_ns[name] = now()
 
     def _spend(self, begin_ns: int) -> int:
         spent_ns = now() - begin_ns

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from zerotop_probe.inside.guard import CostMeter, Guard
@@ -24,6 +24,8 @@ _MOST_WATCHED, _MOST_RESULTS, _MOST_NODES = 2, 8, 1000
 # Where so many series in a row are all followed by a backward, no more are watched: a loss may sum up several forwards.
 _MOST_MISSED = 8
 _MOST_LINES = 16
+# Forwards before a backward whose lines are read, and the most lines that are known to train.
+_MOST_TRAINED, _MOST_TRAINED_LINES = 3, 64
 
 
 class GraphWatch:
@@ -37,11 +39,27 @@ class GraphWatch:
         self._series: _Series | None = None
         self._lines: dict[OwnPlace | None, _Line] = {}
         self._missed = 0
+        self._trained: set[OwnPlace] = set()  # lines through which forwards with a backward ran
+        self._last_trained: tuple[OwnPlace, ...] = ()  # those of the last one, before its backward
+        self._unread = 0
 
     def begin_recording(self, write_event: Callable[..., None], *, names_lines: bool) -> None:
         """Count for another recording from now on; ``names_lines``: by lines of the job's code."""
         self._write_event, self._names_lines = write_event, names_lines
         self._series, self._lines, self._missed = None, {}, 0
+        self._trained, self._last_trained, self._unread = set(), (), _MOST_TRAINED * names_lines
+
+    @property
+    def wants_trained(self) -> bool:
+        """Whether to call :meth:`note_trained`."""
+        return self._unread > 0
+
+    def note_trained(self) -> None:
+        """Note the lines of a training's first forward: those that it shares with an evaluation are not to be changed.
+
+        Never raises.
+        """
+        self._guard.run(self._read_trained)
 
     def note_forward(self, result: Any, span: Span, end_ns: int) -> None:
         """Watch the graph of a forward that may be one without a backward, if it has one. Never raises."""
@@ -50,7 +68,7 @@ class GraphWatch:
 
     def end_series(self, time_ns: int) -> None:
         """Before a backward, or at the end: graphs that are gone by now were unused, others may be used. Never raises."""
-        if self._series is not None:
+        if self._series is not None or self._last_trained:
             self._guard.run(self._judge_series, time_ns)
 
     def _watch(self, result: Any, span: Span, end_ns: int) -> None:
@@ -58,8 +76,7 @@ class GraphWatch:
         if not nodes:
             return
         if self._series is None:
-            place = self._own_lines.find_place(sys._getframe()) if self._names_lines else None
-            self._series = _Series(place, span)
+            self._series = _Series(self._list_places() if self._names_lines else (), span)
         series = self._series
         series.end_ns = end_ns
         series.forwards += 1
@@ -69,32 +86,50 @@ class GraphWatch:
             if None not in firsts:
                 series.graphs.append([_watch_node(node) for node in firsts])
 
+    def _read_trained(self) -> None:
+        self._unread -= 1
+        self._last_trained = self._list_places()
+
+    def _list_places(self) -> tuple[OwnPlace, ...]:
+        return tuple(self._own_lines.list_places(sys._getframe()))
+
     def _judge_series(self, time_ns: int) -> None:
         series, self._series = self._series, None
+        if series is None or not series.training:
+            self._note_lines(self._last_trained)
+        self._last_trained = ()
         if series is None or not series.graphs:
             return
         if not any(all(node() is None for node in graph) for graph in series.graphs):
             self._missed += 1
+            if series.training:
+                self._note_lines(series.places)
             return
         self._missed = 0
-        line = self._lines.get(series.place)
+        # The innermost line that is no training's: a function that computes the loss may be called by both.
+        place = next((one for one in series.places if one not in self._trained), next(iter(series.places), None))
+        line = self._lines.get(place)
         if line is None:
             if len(self._lines) == _MOST_LINES:
                 return
-            line = self._lines[series.place] = _Line()
+            line = self._lines[place] = _Line()
         line.add(series)
         if line.series & (line.series - 1) == 0 and self._write_event is not None:
-            place = series.place._asdict() if series.place is not None else {}
+            named = place._asdict() if place is not None else {}
             last = {"step": series.step, "begin_ns": series.begin_ns, "end_ns": series.end_ns, "training": series.training}
             counts = {"series": line.series, "forwards": line.forwards, "seconds": line.spent_ns / 1e9}
-            self._write_event(time_ns, events.UnusedGraphs, **last, **counts, **place)
+            self._write_event(time_ns, events.UnusedGraphs, **last, **counts, **named)
+
+    def _note_lines(self, places: Iterable[OwnPlace]) -> None:
+        if len(self._trained) < _MOST_TRAINED_LINES:
+            self._trained.update(places)
 
 
 class _Series:
     """Forwards since the last backward. Times are nanoseconds."""
 
-    def __init__(self, place: OwnPlace | None, span: Span) -> None:
-        self.place, self.step, self.training = place, span.step, not span.flags & EVAL
+    def __init__(self, places: tuple[OwnPlace, ...], span: Span) -> None:
+        self.places, self.step, self.training = places, span.step, not span.flags & EVAL
         self.begin_ns = self.end_ns = span.begin_ns
         self.forwards = self.spent_ns = 0
         self.graphs: list[list[weakref.ref[_Mark]]] = []  # the first nodes of each watched forward

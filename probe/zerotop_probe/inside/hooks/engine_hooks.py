@@ -171,6 +171,8 @@ class EngineHooks(TrainingHooks):
             evaluation.end_forward(time_ns)
             if evaluation.is_open:
                 self._probe.unused_graphs.note_forward(result, span, time_ns)
+        elif not span.flags & EVAL and self._probe.unused_graphs.wants_trained:
+            self._probe.unused_graphs.note_trained()
 
     def begin_backward(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> tuple[EngineState, Span] | None:
         if self._probe.counting.is_on:

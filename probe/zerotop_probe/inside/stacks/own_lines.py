@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import FrameType
 from typing import NamedTuple
 
@@ -25,6 +26,10 @@ class OwnLines:
 
     def find_place(self, frame: FrameType | None) -> OwnPlace | None:
         """Return the innermost such line of a frame and its callers."""
+        return next(self.list_places(frame), None)
+
+    def list_places(self, frame: FrameType | None) -> Iterator[OwnPlace]:
+        """Yield such lines of a frame and its callers, the innermost first."""
         if self._names is None:
             self._names = PathNames.for_this_process()
         for _ in range(MOST_FRAMES):
@@ -33,6 +38,5 @@ class OwnLines:
             code = frame.f_code
             name = self._names.name_frame(frame)
             if name is not None and name.is_own:
-                return OwnPlace(name.text, frame.f_lineno or 0, getattr(code, "co_qualname", code.co_name))
+                yield OwnPlace(name.text, frame.f_lineno or 0, getattr(code, "co_qualname", code.co_name))
             frame = frame.f_back
-        return None

@@ -88,7 +88,7 @@ def list_changes(found: Iterable[TrainingChanged], offset_ns: int) -> Iterator[T
             exact_ns = made_ns if exact_ns is None and name in _OF_PARAMETERS else exact_ns
             if exact_ns is None and called is not None and _switches_calls(change, called):
                 exact_ns = called.changed_ns
-            begin_ns, end_ns = event.begin_ns + offset_ns, event.unix_ns
+            begin_ns, end_ns = (change.begin_ns or event.begin_ns) + offset_ns, event.unix_ns
             if exact_ns is not None:
                 begin_ns = end_ns = exact_ns + offset_ns
             yield TrainingChange(name, before, after, begin_ns, end_ns, event.unix_ns, line)

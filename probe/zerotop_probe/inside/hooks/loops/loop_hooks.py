@@ -242,6 +242,8 @@ class LoopHooks:
             return
         if self._forwards > 1:
             self._probe.unused_graphs.note_forward(result, span, time_ns)
+        elif self._probe.unused_graphs.wants_trained:
+            self._probe.unused_graphs.note_trained()
         if self._loop.settled is None:
             self._loop.note_output(result)
 

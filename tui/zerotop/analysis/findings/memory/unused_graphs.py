@@ -14,6 +14,7 @@ import numpy as np
 from zerotop.analysis.code_line import read_line
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.links import Kinds, is_told_again
+from zerotop.analysis.findings.support.memory.phase_peaks import find_settled_peaks
 from zerotop.analysis.findings.support.thresholds import JUMP_BYTES
 from zerotop_probe.recording.events import UnusedGraphs
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE
@@ -25,7 +26,8 @@ _KIND = FindingKind(
     headline="Forwards have gradients enabled, but no backward follows[: {place}]",
     details=(
         "{forwards_s:seconds} were spent in {least}{forwards:count forward}[, the first at {line}]. Each kept what a"
-        " backward needs until it was freed unused[; of the last ones up to {held_bytes:bytes} were kept].{in_training_mode}"
+        " backward needs until it was freed unused[; of the last ones up to {held_bytes:bytes} were kept][, with which"
+        " {whole_bytes:bytes} were allocated; training needs {training_bytes:bytes}].{in_training_mode}"
     ),
     advice="Without gradients they need less memory and time: run them under torch.no_grad().",
     fix="with torch.no_grad():",
@@ -35,6 +37,8 @@ _KIND = FindingKind(
 _FEWEST = 2
 # The part of the time or of the device's memory from which they are worth a warning.
 _COST_SHARE = 0.05
+# From so many times training's peak on they decide how much memory the job needs.
+_PEAK_TIMES = 1.5
 
 
 class _First(NamedTuple):
@@ -59,13 +63,15 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
 
 def _build_finding(process: Process, event: UnusedGraphs, begin_ns: int) -> Finding:
-    line, held_bytes = read_line(event), _measure_held(process, event)
+    line, (held_bytes, whole_bytes) = read_line(event), _measure_held(process, event)
+    peaks = find_settled_peaks(process) if whole_bytes is not None else None
+    needs_most = peaks is not None and (whole_bytes or 0) >= _PEAK_TIMES * peaks.highest_bytes
     steps = process.steps_until(event.unix_ns)
     elapsed_s = (event.unix_ns - int(steps["begin_unix_ns"][0])) / 1e9 if len(steps) else 0.0
     is_costly = event.seconds >= _COST_SHARE * elapsed_s or (held_bytes or 0) >= _COST_SHARE * (
         process.device_bytes or np.inf
     )
-    kind = _KIND if is_costly else _KIND.with_changes(severity=Severity.INFO)
+    kind = _KIND if is_costly or needs_most else _KIND.with_changes(severity=Severity.INFO)
     return kind.at(
         process,
         begin_ns,
@@ -77,16 +83,20 @@ def _build_finding(process: Process, event: UnusedGraphs, begin_ns: int) -> Find
         place=line.place if line is not None else None,
         line=line.text if line is not None else None,
         held_bytes=held_bytes,
+        whole_bytes=whole_bytes if needs_most else None,
+        training_bytes=peaks.highest_bytes if peaks is not None and needs_most else None,
     )
 
 
-def _measure_held(process: Process, event: UnusedGraphs) -> float | None:
-    """Return the most bytes that were in use after a forward of the last series beyond those before it; None if unknown."""
+def _measure_held(process: Process, event: UnusedGraphs) -> tuple[float | None, float | None]:
+    """Return the most bytes that the last series added in use after a forward, and all that were; None if unknown or few."""
     offset_ns = process.source.offset_ns
     records = process.records("allocator").read_window(event.begin_ns + offset_ns - 1, event.end_ns + offset_ns).rows
-    forwards = records[records["phase"] == PHASE_CODE["forward"]] if len(records) else records
+    # The one of an evaluation is read at its begin, and at the end of each of its forwards.
+    forwards = records[np.isin(records["phase"], (PHASE_CODE["forward"], PHASE_CODE["eval"]))] if len(records) else records
     if not len(forwards):
-        return None
+        return None, None
     begins, ends = (forwards["allocated_bytes"][forwards["edge"] == edge] for edge in (BEGIN, END))
-    held = float(ends.max(initial=0) - begins[0]) if len(begins) and len(ends) else 0.0
-    return held if held >= JUMP_BYTES else None
+    whole = float(ends.max(initial=0))
+    held = whole - float(begins[0]) if len(begins) else 0.0
+    return (held, whole) if held >= JUMP_BYTES else (None, None)

@@ -55,10 +55,9 @@ class _Wait(NamedTuple):
         return self.process.phased_steps[self.first : self.last + 1]
 
     def find_delay(self) -> Delay:
-        """Return where the time is lost."""
-        return Delay(
-            self.process, "data", int(self.rows["begin_unix_ns"][0]), self.known_ns, self.known_ns, patience_ns=_PATIENCE_NS
-        )
+        """Return where the time is lost: ranks that wait in each iteration go on to do so while samples come."""
+        begin_ns, end_ns = int(self.rows["begin_unix_ns"][0]), self.known_ns + _PATIENCE_NS * (not self.is_rise)
+        return Delay(self.process, "data", begin_ns, end_ns, self.known_ns, patience_ns=_PATIENCE_NS)
 
 
 class _Told(NamedTuple):
@@ -118,11 +117,11 @@ def _follow(group: Group, last: _Told) -> _Told | None:
     if _measure_share(steps[wait.last + 1 - SETTLED_STEPS : wait.last + 1], in_turns=wait.in_turns) < STALL_SHARE:
         return now
     known_ns, iteration_s = int(steps["end_unix_ns"][wait.last]), _measure(wait)[1]
-    if line is None:  # there were few samples
+    if line is None and known_ns > told_ns:  # there were few samples
         line = find_line(wait._replace(known_ns=known_ns).find_delay())
     is_new = abs(iteration_s / last.iteration_s - 1) > SHOWN_SHARE or line is not last.line
     if known_ns <= told_ns or not is_new:
-        return now._replace(line=line)
+        return now
     finding = tell_again(wait, line, known_ns)
     return now._replace(line=line, iteration_s=iteration_s, finding=finding, is_news=True)
 

@@ -87,13 +87,18 @@ class PaceShift:
 
     @property
     def cost(self) -> float:
-        """The share of each iteration that the change costs."""
-        return 1 - self.before_s / self.after_s if self.is_worse else 0.0
+        """The share of each iteration that the change costs, also for a good reason."""
+        return 1 - self.before_s / self.after_s if self.is_longer else 0.0
+
+    @property
+    def is_longer(self) -> bool:
+        """Whether iterations became longer, by more than rounding."""
+        return self.added_s > _LEAST_COST * self.after_s
 
     @property
     def is_worse(self) -> bool:
-        """Whether iterations became longer, by more than rounding, for no good reason."""
-        return self.added_s > _LEAST_COST * self.after_s and not self.is_expected
+        """Whether iterations became longer for no good reason."""
+        return self.is_longer and not self.is_expected
 
     @property
     def is_expected(self) -> bool:

@@ -23,6 +23,7 @@ from zerotop_probe.recording.event_values import PEAK
 # after the slowdown, as the peaks of counted steps are not known.
 _LEAST_BYTES, _LEAST_SHARE, _FEWEST, _NEAR_STEPS = 64 << 20, 0.05, 2, 32
 _CONFIDENCE = 0.75
+_MADE_CONFIDENCE = 0.9  # where the training itself was changed between the steps that show it
 _OFTEN_ADVICE = "See why that line runs more often in each step since then, as in a loop with more iterations."
 _ADVICE = "See what that line does since then: it takes time and memory in each step."
 
@@ -41,6 +42,14 @@ def check_memory(change: StepChange) -> Cause | None:
     most, grown = int(before.max()), int(after[:LEVEL_STEPS].min()) - int(before.max())
     if grown < max(_LEAST_BYTES, _LEAST_SHARE * most):
         return None
+    made = change.process.find_changes(
+        int(rows["end_unix_ns"][first - 1]), int(rows["end_unix_ns"][first]), change.latest_ns
+    )
+    if made := [one for one in made if one.effect >= 0]:
+        both = Text(
+            "{made}, and steps began to allocate {grown:bytes} more", {"made": describe_changes(made), "grown": grown}
+        )
+        return Cause(both, *_advise(change, made[0], change.added_s), _MADE_CONFIDENCE, finding="memory_step")
     earlier = None
     for look in read_looks(change.process, PEAK):
         if look.first_step < change.step:
