@@ -18,6 +18,7 @@ from recordings import FOLDER
 from small_recording import BEGIN_NS, make_identity, make_record, read_recording
 from small_recording import make_span as span_of
 from small_recording import write_table as write_open
+from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.reports import export_tables
 from zerotop.analysis.reports.export import FORMATS, export_table
 from zerotop.analysis.reports.export_tables import TABLES
@@ -217,6 +218,20 @@ def test_steps_of_a_recording(tmp_path: Path, fmt: str, null: Any) -> None:
     assert all(row[name] == null for row in got for name in ("tokens", "rows", "host_rss_bytes", "allocated_peak_bytes"))
 
 
+@pytest.mark.parametrize("name", ["gpu-counted-leak", "story", "x2-zero3"])
+def test_peaks_are_those_of_the_memory_command(name: str) -> None:
+    """The highest of all may be of no finished step: of the steps after the last reading, or of initialization."""
+    recording = recordings.open_recording(name)
+    (frame,) = export_tables.build_frames(recording, "peaks", str)
+    told = [(one.process.rank, peak) for one in read_rank_peaks(recording.at()) for peak in one.phases]
+    assert frame["allocated_peak_bytes"].to_list() == [peak.allocated_bytes for _, peak in told]
+    assert frame["rank"].to_list() == [rank for rank, _ in told]
+    for row in frame.iter_rows(named=True):
+        assert (row["step"] is None) == (row["phase"] == "init")
+    if name != "x2-zero3":
+        assert frame["allocated_peak_bytes"].max() > read_steps(recording)["allocated_peak_bytes"].max()
+
+
 def test_a_number_says_its_unit(tmp_path: Path) -> None:
     units = ("_ns", "_s", "_bytes", "_percent", "_w", "_c", "_mhz", "_cores", "cores_used")
     counts = {
@@ -235,7 +250,7 @@ def test_a_number_says_its_unit(tmp_path: Path) -> None:
     counts |= {"retries", "ooms", "segments", "device_allocs", "device_frees", "lost", "errors", "cgroup_oom_kills"}
     counts |= {"major_faults", "loader_workers", "loader_blocked"}
     names = {"rank", "step", "micro_step", "depth", "engine", "device", "gpu", "pid", "tid", "processor", "throttle_reasons"}
-    names.add("because_of_step")
+    names |= {"because_of_step", "last_step"}
     for table in TABLES:
         stream = io.BytesIO()
         export_table(read_recording(tmp_path), table, "parquet", stream)

@@ -69,7 +69,9 @@ def test_a_line_to_look_at_is_nothing_to_paste(tmp_path: Path, capsys: pytest.Ca
     assert cli.main(["findings", str(path)]) == 0
     assert re.search(r"^ +\w+\.py:\d+$", capsys.readouterr().out, re.MULTILINE)
     assert cli.main(["findings", str(path), "--fix"]) == 0
-    assert not re.search(r"^[^#].*\.py:\d+$", capsys.readouterr().out, re.MULTILINE)
+    printed = capsys.readouterr().out
+    assert not re.search(r"^[^#].*\.py:\d+$", printed, re.MULTILINE)
+    assert re.search(r"^# A 244 ms pause .*\n# See plants3\.py:66$", printed, re.MULTILINE)
 
 
 def test_a_recording_without_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +64,14 @@ def test_every_command_line_in_the_documentation() -> None:
     assert len(lines) > 30
     for line in lines:
         assert command_line.parse_arguments(split_words(line)).name in find_commands()
+
+
+@pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["attach", "--help"], ["recordings", "--help"]])
+@pytest.mark.parametrize(("state", "shown"), [("", "~/.local/state/zerotop/sessions"), ("/a%s", "/a%s/zerotop/sessions")])
+def test_help_names_the_folder_of_recordings(command: list[str], state: str, shown: str) -> None:
+    environment = {**os.environ, "XDG_STATE_HOME": state, "COLUMNS": "200"}
+    said = subprocess.run([sys.executable, "-m", "zerotop", *command], env=environment, capture_output=True, text=True)
+    assert shown in said.stdout
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

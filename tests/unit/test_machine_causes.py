@@ -22,7 +22,7 @@ from loop_runs import torch_version
 from zerotop.analysis.findings import Finding, detect_findings
 from zerotop.analysis.findings.support.causes import loader_causes
 from zerotop.analysis.findings.support.causes.host_causes import may_be_noise
-from zerotop.analysis.findings.support.host_load import CoreLoad
+from zerotop.analysis.findings.support.host_load import CoreLoad, ThreadUse
 from zerotop.recording.reader import Recording
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.sampling.loader_workers import LoaderWorkers
@@ -271,7 +271,7 @@ def test_a_late_rank_gets_as_many_workers_as_have_cores(
         (2, "", 4, "the job has no core for more workers.", ""),
         (64, "0-3", 4, "the job has no core for more workers.", ""),
         (64, "", 0, "Raise the DataLoader's num_workers", "num_workers=4"),
-        (2, "", 0, "the job has no core for workers.", ""),
+        (2, "", 0, "Raise the DataLoader's num_workers: the loading hardly computes", "num_workers=2"),
     ],
 )
 def test_more_loader_workers_need_cores_that_the_job_may_use(
@@ -289,6 +289,32 @@ def test_more_loader_workers_need_cores_that_the_job_may_use(
     (stall,) = planted.find_named("data_stall")
     assert advice in stall.advice
     assert stall.fix == fix
+
+
+@pytest.mark.parametrize(
+    ("computed", "advice", "fix"),
+    [
+        (0.1, "Raise the DataLoader's num_workers: the loading hardly computes", "num_workers=2"),
+        (0.6, "Try the DataLoader's num_workers: workers help if the loading waits for files or a server.", "num_workers=2"),
+        (0.95, "Prepare the data once, before the training: the job has no core for workers.", ""),
+    ],
+)
+def test_workers_need_no_core_if_the_loading_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computed: float, advice: str, fix: str
+) -> None:
+    """The rank loads its data itself, for most of each iteration; its thread computes for a share of all the time."""
+    planted = Planted("cpu-stall", tmp_path)
+    planted.add_columns("processes", loader_workers=(0, 0))
+    monkeypatch.setattr(loader_causes, "measure_spare_cores", lambda *_: 0.0)
+
+    def measure_use(_: object, begin_ns: int, end_ns: int, *, known_ns: int) -> ThreadUse:
+        return ThreadUse(computed * (end_ns - begin_ns) / 1e9, 0.0)
+
+    monkeypatch.setattr(loader_causes, "measure_thread_use", measure_use)
+    (stall,) = planted.find_named("data_stall")
+    assert stall.advice.startswith(advice)
+    assert stall.fix == fix
+    assert ("computes for at most" in stall.details) == (computed < 0.5)
 
 
 WORKER = [

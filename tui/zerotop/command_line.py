@@ -29,7 +29,7 @@ from zerotop.commands.common.errors import (
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.terminal import has_terminal
-from zerotop.commands.options.common_options import JSON_HELP
+from zerotop.commands.options.common_options import JSON_HELP, name_recordings_folder
 from zerotop.commands.options.job_options import add_job_commands
 from zerotop.commands.options.recording_options import add_recording_commands
 from zerotop.commands.options.report_options import add_report_commands
@@ -52,6 +52,8 @@ _NEGATIVE = re.compile(r"-\.?\d")  # Python 3.14 reads values this way: before i
 _EPILOG = """
 With no COMMAND, opens the recordings list. RECORDING is a name from `zerotop recordings`, its start, or a path. Defaults
 are in [brackets]. `zerotop COMMAND --help` describes a command.
+
+Recordings are in {folder}; XDG_STATE_HOME moves them.
 """
 
 
@@ -59,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="zerotop",
         description="Watch, explain, replay and export DeepSpeed and PyTorch training from the terminal.",
-        epilog=_EPILOG,
+        epilog=_EPILOG.format(folder=name_recordings_folder()),
     )
     parser.add_argument("--version", action=_VersionAction, help="show the version and exit")
     commands = parser.add_subparsers(dest="name", metavar="COMMAND")

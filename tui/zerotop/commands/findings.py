@@ -46,12 +46,12 @@ def findings(options: argparse.Namespace) -> int:
 
 
 def _format_fixes(findings: Sequence[Finding]) -> str:
-    """Return what can be pasted, each under the headline of its finding as a comment. A line to look at is no such fix."""
+    """Return what can be pasted, each under the headline of its finding as a comment, as is a line to look at."""
     fixes: dict[str, str] = {}
     for finding in findings:
-        if finding.fix and not _PLACE.fullmatch(finding.fix):
+        if finding.fix:
             fixes.setdefault(escape_unprintable(finding.fix), escape_unprintable(finding.headline))
-    blocks = (f"# {headline}\n{fix}" for fix, headline in fixes.items())
+    blocks = (f"# {headline}\n{'# See ' if _PLACE.fullmatch(fix) else ''}{fix}" for fix, headline in fixes.items())
     return "\n".join(blocks) or "No finding in this recording has a fix to paste."
 
 

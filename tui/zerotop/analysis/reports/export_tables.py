@@ -18,6 +18,7 @@ import polars
 from numpy.typing import NDArray
 
 from zerotop.analysis.findings import link_findings
+from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.steps.logged_values import NAMES, NO_VALUES, find_steps, read_logged
 from zerotop.analysis.steps.optimizer_phases import read_step_parts
 from zerotop.analysis.views.finding_search import list_findings
@@ -69,6 +70,17 @@ _FINDING_COLUMNS: Columns = {
     "evidence": (polars.String, lambda linked: _format_json(dict(linked.finding.evidence))),
     "because_of": (polars.String, lambda linked: linked.cause and linked.cause.name),
     "because_of_step": (polars.Int64, lambda linked: linked.cause and linked.cause.step),
+}
+# The peak of the steps after the last reading, and that before the first one, are of no single step.
+_PEAK_COLUMNS: Columns = {
+    "rank": (polars.Int32, lambda one: one[0].process.rank),
+    "host": (polars.String, lambda one: one[0].process.host),
+    "phase": (polars.String, lambda one: one[1].phase),
+    "step": (polars.Int64, lambda one: one[1].step if one[1].is_in_step else None),
+    "last_step": (polars.Int64, lambda one: one[1].last_step if one[1].is_in_step else None),
+    "allocated_peak_bytes": (polars.Int64, lambda one: one[1].allocated_bytes),
+    "reserved_peak_bytes": (polars.Int64, lambda one: one[1].reserved_bytes),
+    "time_unix_ns": (polars.Int64, lambda one: one[1].unix_ns),
 }
 
 
@@ -127,6 +139,11 @@ def _iter_losses(recording: Recording, text: TextFilter) -> Iterator[polars.Data
     yield polars.DataFrame([rank.alias("rank"), *when, *columns])
 
 
+def _iter_peaks(recording: Recording, text: TextFilter) -> Iterator[polars.DataFrame]:
+    peaks = [(rank, peak) for rank in read_rank_peaks(recording.at()) for peak in rank.phases]
+    yield _build_objects(peaks, _PEAK_COLUMNS, text)
+
+
 def _iter_events(recording: Recording, text: TextFilter) -> Iterator[polars.DataFrame]:
     return (_build_objects(batch, _EVENT_COLUMNS, text) for batch in _iter_batches(recording.events))
 
@@ -139,6 +156,7 @@ def _iter_findings(recording: Recording, text: TextFilter) -> Iterator[polars.Da
 _COMPUTED: dict[str, FrameBuilder] = {
     "steps": _iter_steps,
     "step_parts": _iter_step_parts,
+    "peaks": _iter_peaks,
     "loss": _iter_losses,
     "events": _iter_events,
     "findings": _iter_findings,

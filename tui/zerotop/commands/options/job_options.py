@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 
-from zerotop.commands.options.common_options import JSON_HELP, RECORDING_HELP, AddCommand, add_price
+from zerotop.commands.options.common_options import JSON_HELP, RECORDING_HELP, AddCommand, add_price, name_recordings_folder
 from zerotop.commands.options.option_types import parse_address, parse_count, parse_max_size, parse_percent
 
-_RECORDING_DIR_HELP = "record in this folder [a new one in the state directory]"
+_RECORDING_DIR_HELP = f"record in this folder [a new one in {name_recordings_folder()}]".replace("%", "%%")
 
 # The names are declared in commands.nodes, which is imported only where it is needed.
 _COLLECTOR, _JOB = os.environ.get("ZEROTOP_COLLECTOR"), os.environ.get("ZEROTOP_JOB")

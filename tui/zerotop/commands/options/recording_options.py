@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from zerotop.commands.options.common_options import JSON_HELP, RECORDING_HELP, AddCommand, add_force, add_price
+from zerotop.commands.options.common_options import (
+    JSON_HELP,
+    RECORDING_HELP,
+    AddCommand,
+    add_force,
+    add_price,
+    name_recordings_folder,
+)
 from zerotop.commands.options.option_types import parse_age, parse_size, parse_speed
 
 
@@ -55,6 +62,7 @@ def _add_recordings(add_command: AddCommand) -> None:
         "zerotop recordings --prune --older-than 30d --dry-run",
         "zerotop recordings --prune --total-size 20GB --yes",
     )
+    listing.description = f"{listing.description} They are in {name_recordings_folder()}."
     listing.add_argument("--json", action="store_true", help=JSON_HELP)
     listing.add_argument("--prune", action="store_true", help="delete recordings, never one whose job runs; asks first")
     listing.add_argument(

@@ -11,7 +11,7 @@ from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
 from zerotop.analysis.findings.support.causes.step_change import Advice
 from zerotop.analysis.findings.support.evidence import Process
 from zerotop.analysis.findings.support.finding import FindingKind
-from zerotop.analysis.findings.support.host_load import measure_spare_cores
+from zerotop.analysis.findings.support.host_load import measure_spare_cores, measure_thread_use
 from zerotop.analysis.formatting import Text, pluralize
 from zerotop.recording.samples import read_column
 from zerotop_probe.recording.events import LoaderStacks, SampledFrame, SampledStack
@@ -26,6 +26,16 @@ _CORES: Advice = ("Give the job more cores, or start fewer workers: its workers 
 _BUSY: Advice = ("Start more workers, or do what they compute once, before the training.", "{worker_setting}={more}")
 _MORE: Advice = ("Raise {worker_count}, or prepare the data once, before the training.", "{worker_setting}={more}")
 _FULL: Advice = ("Prepare the data once, before the training: the job has no core for {more_workers}.", "[{location}]")
+_MAYBE_FULL: Advice = (
+    "Try {worker_count}: workers help if the loading waits for files or a server. If it computes, prepare the data once,"
+    " before the training: the job has no core for workers.",
+    "{worker_setting}={more}",
+)
+_WAITS: Advice = (
+    "Raise {worker_count}: the loading hardly computes, so workers need no core of their own, if they do not wait for one"
+    " lock.",
+    "{worker_setting}={more}",
+)
 _MORE_CORES: Advice = ("Give the job more cores: its only worker waits for one.", "taskset -pc {pid}")
 _ASLEEP: Advice = (
     "See what the workers wait for. More workers help if each waits for its own file or server, but not if all wait"
@@ -45,6 +55,9 @@ _ONE_SLOW: Advice = (
 )
 _LOCKS = {(name,) for name in ("flock", "lockf", "fcntl_lock", "acquire", "sem_wait", "sem_clockwait", "do_futex_wait")}
 _FIRST_WORKERS = 4  # at most, where there are none
+_WAITING_WORKERS = 2  # at least, if they may need no core
+# The part of the time of loading that is computing, or not, for sure.
+_SURE_SHARE = 0.5
 _WORKER_LOOP, _FETCH = "torch/utils/data/_utils/worker.py", "torch/utils/data/_utils/fetch.py"
 # One worker is slow if it loads a batch whenever all are read, so often that the same one of n would be met by chance in one
 # of so many cases, and the others load in at most this share of their looks.
@@ -183,7 +196,7 @@ def _measure_workers(process: Process, begin_ns: int, end_ns: int) -> LoaderCaus
     count = float(np.median(workers))
     spare = measure_spare_cores(process, begin_ns, end_ns)
     if not count:
-        return LoaderCause(Text("it has no loader worker", {}), _advise_more(_MORE, 0, spare))
+        return _judge_own_loading(process, begin_ns, end_ns, spare)
     names = ("loader_cores", "loader_waiting_cores", "loader_blocked")
     used, waiting, blocked = (float(np.nan_to_num(read_column(rows, name)).mean()) for name in names)
     is_one = round(count) == 1
@@ -205,6 +218,38 @@ def _measure_workers(process: Process, begin_ns: int, end_ns: int) -> LoaderCaus
     if used + waiting < _AWAKE_SHARE * count:
         return LoaderCause(Text(f"{text}, and hardly {{run}}", values), _ASLEEP)
     return LoaderCause(Text(text, values), _advise_more(_MORE, round(count), spare))
+
+
+def _judge_own_loading(process: Process, begin_ns: int, end_ns: int, spare: float | None) -> LoaderCause:
+    """Return advice for a rank that loads its data itself, by whether it computes meanwhile."""
+    told = Text("it has no loader worker", {})
+    advice = _advise_more(_MORE, 0, spare)
+    shares = _bound_computing(process, begin_ns, end_ns)
+    more = str(max(_WAITING_WORKERS, min(_FIRST_WORKERS, int(spare or 0))))
+    if shares is not None and shares[1] <= _SURE_SHARE:
+        told = Text("it has no loader worker, and computes for at most {most:percent} of that time", {"most": shares[1]})
+        return LoaderCause(told, (_WAITS[0], _WAITS[1].replace("{more}", more)))
+    if advice[0] is not _MORE[0] and not (shares is not None and shares[0] >= _SURE_SHARE):
+        return LoaderCause(told, (_MAYBE_FULL[0], _MAYBE_FULL[1].replace("{more}", more)))
+    return LoaderCause(told, advice)
+
+
+def _bound_computing(process: Process, begin_ns: int, end_ns: int) -> tuple[float, float] | None:
+    """Return the least and the most of its time of loading in which a rank's first thread computed or lacked a core.
+
+    The least is what the thread needed beyond all the time outside of it, the most all that it needed.
+    """
+    steps = process.phased_steps_until(end_ns)
+    steps = steps[steps["begin_unix_ns"] >= begin_ns]
+    if not len(steps):
+        return None
+    last_ns = int(steps["end_unix_ns"][-1])
+    use = measure_thread_use(process, int(steps["begin_unix_ns"][0]), last_ns, known_ns=end_ns)
+    loading = float(np.nansum(steps["data_s"]) / max(np.nansum(steps["iteration_s"]), 1e-9))
+    if use is None or not loading > 0:
+        return None
+    needed = (use.computed + use.waited) * 1e9 / (last_ns - int(steps["begin_unix_ns"][0]))
+    return max(0.0, needed - (1 - loading)) / loading, min(1.0, needed / loading)
 
 
 def _advise_more(advice: Advice, count: int, spare: float | None) -> Advice:
