@@ -294,9 +294,9 @@ def test_the_finding_names_the_container(
     container = {"name": "losses", "scope": "local", "owner": "train", "file": "train.py", "own": True, "levels": 0}
     container |= {"kind": "list", "length": 100, "added": 10, "added_bytes": 0, "entry": "Tensor", "keeps_graph": False}
     times = {
-        "time_ns": before.known_ns - source.offset_ns - S,
+        "time_ns": before.detected_ns - source.offset_ns - S,
         "begin_ns": 0,
-        "end_ns": before.end_ns - source.offset_ns - S,
+        "end_ns": before.detected_ns - source.offset_ns - S,
     }
     event = {"event": "growing_containers", **times, "first_step": 3, "last_step": 9, "containers": [container | facts]}
     check_event(event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -87,13 +88,16 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     events.sort()
     shifts = (blame_rank(shift, shift.change.known_ns) for shift in followed.real.list_new(window))
     known = window.await_each(shifts, lambda shift: await_line(shift.find_delay()), await_line)
+    seen = 0  # of the events, by which changes may have been explained that the iterations did not show
     for shift, found in sorted(known, key=lambda one: one[1].known_ns):
-        yield from _report_explained(window, followed, [one for one in events if one <= found.known_ns])
+        due = bisect_right(events, found.known_ns)
+        yield from _report_explained(window, followed, events[seen:due])
+        seen = max(seen, due)
         yield from map(_build_finding, followed.tell_until(lead, found.known_ns - 1))  # its end may be known then, too
         yield from _report(window, followed, shift, found)
     for known_ns in events:
         yield from map(_build_finding, followed.tell_explained(known_ns))
-    yield from _report_explained(window, followed, events)
+    yield from _report_explained(window, followed, events[seen:])
     yield from map(_build_finding, followed.tell_far_ends(lead))
     yield from map(_build_finding, followed.tell_until(lead, lead.at.cursor_ns))
 

@@ -35,7 +35,7 @@ class Detection:
         self._waiting: list[Detector] = []  # those that have not looked at the piece in progress,
         self._found: list[Finding] = []  # and what the others have found in it
         self.ordered_findings: tuple[Finding, ...] = ()
-        self._shown: tuple[Finding, ...] = ()  # the same, with the times when their events were first known
+        self._shown: tuple[Finding, ...] = ()  # the same; those told again with the time of the first
         self._settled: tuple[tuple[Finding, ...], tuple[Finding, ...]] = (), ()  # those known at a cursor, and shown
         self._attempt_begins: tuple[int, ...] = ()
         self._until_ns = -1
@@ -98,7 +98,10 @@ class Detection:
         since: dict[tuple[object, ...], int] = {}
         for finding in self.ordered_findings:
             since.setdefault(finding.event, finding.known_ns)
-        self._shown = tuple(replace(one, first_known_ns=since[one.event]) for one in self.ordered_findings)
+        self._shown = tuple(
+            one if since[one.event] == one.known_ns else replace(one, first_known_ns=since[one.event])
+            for one in self.ordered_findings
+        )
         return True
 
     def findings_at(self, cursor_ns: int) -> tuple[Finding, ...]:

@@ -88,7 +88,7 @@ class Finding:
     evidence: dict[str, float] = field(default_factory=dict)  # the numbers, with units in their names as in tables
     cost: float = 0.0  # share of the training time that it costs from its begin on, or puts at risk: 0 to 1
     kind: FindingKind | None = None
-    first_known_ns: int | None = None  # when its event was first known, if it may have been told again since
+    first_known_ns: int | None = field(default=None, compare=False)  # when its event was first known, if told again since
 
     @property
     def detected_ns(self) -> int:
@@ -153,9 +153,7 @@ class FindingKind:
     advice: str = ""
     fix: str = ""
     names_line: bool = False  # whether it tells of a line that takes the time, which no other finding then repeats
-    costs_other_steps: bool = (
-        False  # whether its headline names some of the steps that it costs, which are all from its own on
-    )
+    costs_other_steps: bool = False  # whether its headline names only some of the steps that it costs: all since its own
     measured_cause: str = ""  # the kind of findings that report what its detector measured as its cause
     lost_once: str = ""
     gpu_bytes: str = ""
