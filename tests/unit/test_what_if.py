@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import recordings
-from recordings import FOLDER
+from recordings import FOLDER, find_packed_file, open_recording
 from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.findings.support.gpu_use import measure_gpu_use, measure_use_in_steps
 from zerotop.analysis.formatting import format_bytes
@@ -29,7 +28,7 @@ from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, is_forea
 from zerotop.analysis.sweeps.grading import ask_for
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
 from zerotop.analysis.sweeps.what_if_time import find_time_obstacle, predict_time
-from zerotop.analysis.sweeps.what_if_verdict import list_ledger
+from zerotop.analysis.sweeps.what_if_verdict import judge_gpu, list_ledger
 from zerotop.cli import main
 from zerotop.commands.measuring.machine_file import MachineFigures, find_machine_file, write_figures
 from zerotop.recording.reader import Recording
@@ -40,7 +39,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def read(name: str, until_step: int | None = None) -> Baseline:
-    return read_baseline(Recording.open(FOLDER / f"{name}.zerotop"), until_step)
+    return read_baseline(open_recording(name), until_step)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ def test_more_tokens_never_need_less() -> None:
 
 
 def ask(capsys: pytest.CaptureFixture[str], name: str, *options: str) -> str:
-    assert main(["what-if", str(recordings.find_packed_file(name)), *options]) == 0
+    assert main(["what-if", str(find_packed_file(name)), *options]) == 0
     return capsys.readouterr().out
 
 
@@ -180,6 +179,19 @@ def test_the_recorded_setting_takes_no_less_than_was_allocated(capsys: pytest.Ca
     assert f"{format_bytes(base.evaluation_peak)} of " in verdict
     assert f"in step {base.highest_step}. The forecast is of step {base.steps[1]}," in verdict
     assert answer_changes(base, Changes(micro_batch=1)).measured_more is None
+
+
+def test_what_the_start_allocated_is_told_where_it_is_more(capsys: pytest.CaptureFixture[str]) -> None:
+    """The model was loaded before its optimizer was offloaded; the same setting starts in the same way, another may not."""
+    base = read("story")
+    same = answer_changes(base, Changes(), gpu_bytes=base.start_peak)
+    assert same.memory.needed < base.start_peak
+    assert same.fits is False
+    assert answer_changes(base, Changes(micro_batch=1), gpu_bytes=base.start_peak).fits is True
+    said = f" Before the first step, the recording allocated up to {format_bytes(base.start_peak)}."
+    assert ask(capsys, "story").splitlines()[0].endswith(said)
+    assert said in str(judge_gpu(same))
+    assert "Before the first step" not in ask(capsys, "z2")
 
 
 def test_the_recommended_command_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -339,7 +351,7 @@ def test_unknown_settings_are_refused(
     capsys: pytest.CaptureFixture[str], name: str, options: list[str], sentence: str
 ) -> None:
     try:
-        code = main(["what-if", str(recordings.find_packed_file(name)), *options])
+        code = main(["what-if", str(find_packed_file(name)), *options])
     except SystemExit as exit_:
         code = int(exit_.code or 0)
     assert code != 0

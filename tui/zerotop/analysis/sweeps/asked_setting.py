@@ -56,14 +56,19 @@ class WhatIfAnswer:
     @property
     def fits(self) -> bool | None:
         """Whether a GPU holds the upper end of what is needed; None if its size is not known."""
-        return None if self.gpu_bytes is None else max(self.memory.needed, self.measured_more or 0) < self.gpu_bytes
+        most = max(self.memory.needed, self.measured_more or 0, 0 if self.is_changed else self.base.start_peak)
+        return None if self.gpu_bytes is None else most < self.gpu_bytes
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the setting is not the recorded one."""
+        return (self.setting.setup, self.setting.work) != (self.base.setup, self.base.work)
 
     @property
     def measured_more(self) -> int | None:
         """The most that the recording allocated if the answer is for its own setting, and says less."""
-        is_changed = (self.setting.setup, self.setting.work) != (self.base.setup, self.base.work)
         peak = self.base.evaluation_peak
-        return peak if peak is not None and not is_changed and peak > self.memory.needed else None
+        return peak if peak is not None and not self.is_changed and peak > self.memory.needed else None
 
     @property
     def host_needed(self) -> float | None:

@@ -18,6 +18,7 @@ from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Worklo
 from zerotop.analysis.memory.expected.zero_model import EngineSetup, parse_setup
 from zerotop.analysis.memory.gpu_ledger import find_pids
 from zerotop.analysis.memory.nvml_snapshot import read_device_memory
+from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.sweeps.phase_times import PhaseTimes, measure_times
 from zerotop.analysis.sweeps.recorded_moments import MicroStep, RankMoments, find_moments
 from zerotop.recording.keys import GpuKey, identify_process
@@ -56,6 +57,7 @@ class Baseline:
     computes_in: str  # dtype
     evaluation_peak: int | None  # allocated outside of training steps, where it was higher
     highest_step: int | None = None  # in which most was allocated
+    start_peak: int = 0  # allocated while the engine was made, before the first step
     rules: AllocatorRules = DEFAULT_RULES
     model: str = ""  # its class
     steps: tuple[int, int] | None = None  # the first and the last of those whose memory counts
@@ -140,6 +142,9 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         computes_in=computes_in,
         evaluation_peak=outside if until_step is None and outside > 1.02 * peak else None,
         highest_step=outside_step,
+        start_peak=max(
+            (one.allocated_bytes for peaks in read_rank_peaks(at) for one in peaks.phases if one.phase == "init"), default=0
+        ),
         rules=_read_rules(at),
         threads=_read_threads(at),
         model=str(engine.model or ""),

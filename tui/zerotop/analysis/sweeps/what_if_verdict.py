@@ -104,15 +104,20 @@ def judge_gpu(answer: WhatIfAnswer) -> Text:
         start = verdict[answer.fits] if answer.fits is not None else ": up to {most:bytes} of each GPU"
         rest = " were allocated in step {step}. The forecast is of step {last}, which needs {needed:bytes}."
         return Text(f"{{name}}{start}{rest}", values)
+    values["start"] = answer.base.start_peak
+    more = " Before the first step, the recording allocated up to {start:bytes}."
+    more = more if answer.base.start_peak > answer.memory.allocated.high else ""
     if size is None:
-        return Text("{name}: it needs at most {needed:bytes} of each GPU. Give --memory for a verdict.", values)
+        return Text("{name}: it needs at most {needed:bytes} of each GPU. Give --memory for a verdict." + more, values)
     if answer.fits:
         sentence = "{name}, fits: it needs at most {needed:bytes} of {size:bytes}, {spare:bytes} to spare."
+    elif answer.memory.needed < size:
+        sentence = "{name}, does not fit {size:bytes}: its steps need at most {needed:bytes}."
     elif answer.memory.allocated.low + answer.memory.context.low < size:
         sentence = "{name}, does not fit: it may need {needed:bytes} of {size:bytes}, {spare:bytes} too much."
     else:
         sentence = "{name}, does not fit: it needs {needed:bytes} of {size:bytes}, {spare:bytes} too much."
-    return Text(sentence, values)
+    return Text(sentence + more, values)
 
 
 def judge_host(answer: WhatIfAnswer) -> Text:

@@ -208,4 +208,6 @@ def _is_marked(finding: Finding | None) -> TypeGuard[Finding]:
 
 def _make_mark(finding: Finding, origin_ns: int) -> Mark:
     """Return the mark of a finding, at the moment when it was known with these numbers."""
-    return Mark(finding.detected_ns - origin_ns, findings.choose_style(finding), findings.describe_with_name(finding), finding)
+    return Mark(
+        finding.detected_ns - origin_ns, findings.choose_style(finding), findings.describe_with_name(finding), finding
+    )
