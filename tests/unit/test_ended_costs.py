@@ -48,7 +48,8 @@ def test_all_shares_are_of_one_time_and_those_of_the_same_steps_are_told_to_over
     assert shares == {"hung_ranks": pytest.approx(0.5), "slow_forward": pytest.approx(0.25, rel=0.05)}
     assert not overlap(ranked)
     ended = replace(hung, name="long_end", kind=long_end._KIND, evidence={"waited_s": trained_s})
-    costliest = rank_findings([ended, slow], steps, hung.begin_ns)[0]
+    costliest, other = rank_findings([ended, slow], steps, hung.begin_ns)
+    assert other.share == pytest.approx(0.5, rel=0.05)  # nothing trained in the end
     assert costliest.share == pytest.approx(0.5)
     assert describe_cost(costliest, run.view).endswith(", 50 % of the training time and the end")
     twice = rank_findings([slow, replace(slow, name="slow_cores")], steps, run.source.end_ns)

@@ -299,7 +299,7 @@ def test_the_estimate_against_the_peak(all_findings: Findings) -> None:
     gap = find_one(all_findings["z2"], "estimate_gap")
     assert gap.evidence["estimate_bytes"] == 20 * 494_032_768
     assert gap.evidence["measured_bytes"] == pytest.approx(13.58e9 + 4.07e9 + 1.8e9, rel=0.01)
-    assert gap.details.startswith("Most of the difference is activations and temporaries:")
+    assert gap.details.startswith("The largest part of the difference is activations and temporaries:")
 
 
 def test_pinned_memory_against_the_ideal(all_findings: Findings) -> None:

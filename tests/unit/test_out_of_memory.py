@@ -666,6 +666,11 @@ BY_TRAINER = {"library": "Trainer", "micro_batch": 8}
             | {"largest_batch": {"rows": 4, "tokens": 400, "sequence": 100}},
             "input_ids = input_ids[:, :100]",
         ),
+        (
+            {"engine": LOOP, "outer_phase": "forward", "rows": 400, "tokens": 80000, "sequence": 200}
+            | {"largest_batch": {"rows": 4, "tokens": 400, "sequence": 100}},
+            "input_ids = input_ids[:4, :100]",
+        ),
         ({"kind": "nccl", "requested_bytes": 2**20}, "torch.cuda.empty_cache()"),
         ({"kind": "host", "engine": BY_TRAINER, "outer_phase": "forward"}, "dataloader_num_workers=1"),
         (

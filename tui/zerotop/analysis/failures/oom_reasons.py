@@ -151,6 +151,9 @@ def _check_larger_batch(case: OomCase) -> OomVerdict | None:
     if case.engine.library == TRAINER:
         advice = "Truncate sequences to a fixed length in the tokenizer (truncation=True, max_length=...)."
         return OomVerdict(cause, advice, "max_length", f"truncation=True, max_length={longest}", 0.9)
+    if rows and case.rows and case.rows > rows:
+        advice = f"Limit batches to {format_count(rows, 'row')} of at most {longest} tokens, as in the steps before."
+        return OomVerdict(cause, advice, "max_length", f"input_ids = input_ids[:{rows}, :{longest}]", 0.9)
     # Whether a loop written by hand has a tokenizer is unknown.
     advice = f"Cut sequences to at most {longest} tokens, as in the steps before."
     return OomVerdict(cause, advice, "max_length", f"input_ids = input_ids[:, :{longest}]", 0.9)

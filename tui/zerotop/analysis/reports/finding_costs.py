@@ -82,15 +82,26 @@ def measure_training_s(steps: Rows) -> float:
 
 
 def _add_shares(costs: Sequence[FindingCost], finished_s: float) -> list[FindingCost]:
-    """Give each cost its share of one and the same time: finished steps, and what never became one."""
-    unfinished = sorted(cost.spent_ns for cost in costs if cost.is_unfinished and cost.seconds)
+    """Give each cost its share of one and the same time: finished steps, and what never became one.
+
+    The end, in which nothing trains, is a share of that time and its own.
+    """
+    unfinished = sorted(cost.spent_ns for cost in costs if cost.is_unfinished and cost.seconds and not _is_of_end(cost))
     total_s, counted_ns = finished_s, 0
     for begin_ns, end_ns in unfinished:
         total_s += max(0, end_ns - max(begin_ns, counted_ns)) / 1e9
         counted_ns = max(counted_ns, end_ns)
-    return [
-        replace(cost, share=min(1.0, cost.seconds / total_s)) if cost.seconds and finished_s > 0 else cost for cost in costs
-    ]
+    shared: list[FindingCost] = []
+    for cost in costs:
+        if cost.seconds and finished_s > 0:
+            base_s = total_s + cost.seconds if _is_of_end(cost) else total_s
+            cost = replace(cost, share=min(1.0, cost.seconds / base_s))
+        shared.append(cost)
+    return shared
+
+
+def _is_of_end(cost: FindingCost) -> bool:
+    return cost.finding.name == "long_end"
 
 
 def overlap(costs: Iterable[FindingCost]) -> bool:

@@ -25,8 +25,8 @@ _KIND = FindingKind(
     confidence=0.9,
     headline="The GPU held {measured_bytes:bytes} when most was allocated; DeepSpeed says {estimate_bytes:bytes}",
     details=(
-        "Most of the difference is {most}: {difference:bytes} {direction}. At the peak, {place}[{entered}]: model states"
-        " {model_bytes:bytes}, {others} {activations_bytes:bytes}, reserved but unallocated"
+        "The largest part of the difference is {most}: {difference:bytes} {direction}. At the peak, {place}[{entered}]:"
+        " model states {model_bytes:bytes}, {others} {activations_bytes:bytes}, reserved but unallocated"
         " {reserved_bytes:bytes}, context, NCCL and cuBLAS {context_bytes:bytes}. The estimate covers model states only, for"
         " stage {stage} with {options}."
     ),
