@@ -517,19 +517,23 @@ def test_an_exit_code_without_a_traceback(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "headline", "fix"),
+    ("status", "place", "headline", "fix"),
     [
         (
+            3,
             {"file": "train.py", "line": 53, "function": "stop"},
             "Rank 1 ended by os._exit(3) at train.py:53 after 3 steps",
             "train.py:53",
         ),
-        ({}, "Rank 1 ended by os._exit(3) after 3 steps", ""),
+        (3, {}, "Rank 1 ended by os._exit(3) after 3 steps", ""),
+        (-1, {}, "Rank 1 ended by os._exit(-1) after 3 steps", ""),  # its exit code is 255
     ],
 )
-def test_the_line_that_calls_os_exit_is_named(tmp_path: Path, place: dict[str, Any], headline: str, fix: str) -> None:
-    recording = _lose_two_ranks(tmp_path, DEEPSPEED.replace("-9", "3"), exit_code=3)
-    recording.write_event(make_identity(1), 30, events.ExitCall, exit_code=3, **place)
+def test_the_line_that_calls_os_exit_is_named(
+    tmp_path: Path, status: int, place: dict[str, Any], headline: str, fix: str
+) -> None:
+    recording = _lose_two_ranks(tmp_path, DEEPSPEED.replace("-9", str(status % 256)), exit_code=status % 256)
+    recording.write_event(make_identity(1), 30, events.ExitCall, exit_code=status, **place)
     (dead,) = _find_dead(recording, 40)
     assert (dead.headline, dead.fix) == (headline, fix)
 

@@ -669,7 +669,7 @@ class Left(LossEvent):
 class ExitCall(CodePlace, Event):
     """The rank called ``os._exit`` with a code other than 0: it ends at once, and without a goodbye."""
 
-    exit_code: int  # the code
+    exit_code: int  # as it was called: others see its last 8 bits
 
 
 class Goodbye(LossEvent):

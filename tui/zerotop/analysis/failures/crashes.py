@@ -156,11 +156,11 @@ class _Case:
 
     def explain_exit(self) -> tuple[end_causes.EndCause, dict[str, Any]]:
         """Return the call of ``os._exit`` that the rank recorded, else how Python ended, and after which phase."""
-        calls = [one for one in self.rank.events_of(ExitCall) if one.exit_code == self.first.exit_code]
+        calls = [one for one in self.rank.events_of(ExitCall) if one.exit_code & 0xFF == self.first.exit_code]
         if calls:
             line = read_line(calls[-1])
             places = {"exit_place": line.place, "exit_line": line.text, "exit_location": line.location} if line else {}
-            return end_causes.EXIT_CALLED, places
+            return end_causes.EXIT_CALLED, {"exit_status": calls[-1].exit_code, **places}
         if not self.rank.events_of(Hello):
             return end_causes.EXITED, {}
         if self.first.has_left:

@@ -241,7 +241,7 @@ EXITED = _VANISHED._replace(
     fix="",
 )
 EXIT_CALLED = EXITED._replace(
-    headline="{ended} ended by os._exit({code})[ at {exit_place}][ after {steps:count step}]{early}",
+    headline="{ended} ended by os._exit({exit_status})[ at {exit_place}][ after {steps:count step}]{early}",
     details="Process {pid} called it itself[, at {exit_line}].[ {together}][ {others:Ranks} failed because of that.]",
     advice="Look at what leads to that call: it ends the process without a traceback.",
     fix="[{exit_location}]",
