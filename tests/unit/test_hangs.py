@@ -136,6 +136,12 @@ def test_a_rank_that_has_left_the_training_loop_is_named_with_its_line(tmp_path:
     assert str(finding.advice).startswith("Look for a break")
 
 
+def test_ranks_may_wait_for_one_that_works_after_others_have_left(tmp_path: Path) -> None:
+    """As in a process group without those."""
+    working = Stand((("test.py", 7, "score", True),), "max", cores_used=1.0)
+    assert not find_hung(write_standing(tmp_path, {0: DESTROY, 1: ALL_REDUCE, 2: working}), 42)
+
+
 def test_ranks_that_may_both_have_left_the_loop_are_told_by_their_collectives(tmp_path: Path) -> None:
     (finding,) = find_hung(write_standing(tmp_path, {0: DESTROY, 1: BARRIER}), 42)
     assert "training loop" not in f"{finding.headline} {finding.details}"

@@ -296,7 +296,8 @@ def is_hang(group: Group, standstill: Standstill, since_ns: int, time_ns: int) -
     if not late and all(one.awaits_device for one in groups):
         late = list(groups)
     if any(one.awaits_others for one in groups) and any(one.has_left for one in late):
-        return True  # a rank whose script is over does not come
+        # A rank whose script is over does not come, but the others may wait for one that still works.
+        late = [one for one in groups if not one.awaits_others and not one.has_left]
     return not any(_is_working(group, stacks, since_ns, time_ns) for stacks in late)
 
 
