@@ -110,7 +110,8 @@ def _measure(group: Group, growth: GrowingBatches, known_ns: int) -> Finding | N
         evidence |= {"before_bytes": peaks[0], "after_bytes": peaks[1]}
     lengths = _find_lengths(*sized)
     growing = _select(steps, int(growth.last_steps[0]) + 1, int(growth.first_steps[-1]), most=len(steps))
-    new_blocks = _measure_new_blocks(group.lead, growing, seconds[0] * larger)
+    # If time grows faster than sizes, as that of attention, the largest steps take longer than that.
+    new_blocks = _measure_new_blocks(group.lead, growing, max(seconds[0] * larger, seconds[1]))
     kind = _NEW_BLOCKS if new_blocks else _KIND
     evidence |= new_blocks
     return kind.at_steps(
