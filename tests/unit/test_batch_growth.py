@@ -94,8 +94,8 @@ def test_new_blocks_of_growing_batches_cost_time(tmp_path: Path, allocs: int, sl
 
 
 def test_time_that_grows_faster_than_sizes_is_not_that_of_new_blocks(tmp_path: Path) -> None:
-    """As with attention: the largest steps need no new blocks, and take the longest."""
-    finding = find(tmp_path, "fast", slower=lambda step: 1 + max(0, min(step, 124) - 60) / 4, allocs=3)["batch_growth"]
+    """As with attention: with the square of the length."""
+    finding = find(tmp_path, "fast", slower=lambda step: SIZES["fast"](step) / SIZES["fast"](0), allocs=3)["batch_growth"]
     assert finding.severity.value == "info"
     assert "cudaMalloc" not in finding.details
 
