@@ -44,6 +44,7 @@ class Stand(NamedTuple):
     groups: Sequence[tuple[str, int, int, str]] = ()  # process groups: name, calls, number and name of the one that waits
     other: tuple[str, str, tuple[str, int, str, bool]] | None = None  # a thread: its name, the called C function, its frame
     reads_until_s: float = SILENT_S  # ten batches in a second
+    reads_flags: int = 0
 
 
 class Left(NamedTuple):
@@ -104,7 +105,7 @@ def write_standing(
 
 def _read_batches(stand: Stand | None) -> list[tuple[Any, ...]]:
     begins = [SILENT_S + number / 10 for number in range(int((stand.reads_until_s - SILENT_S) * 10) if stand else 0)]
-    return [make_span(begin_s, begin_s + 0.08, "data", STEPS) for begin_s in begins]
+    return [make_span(begin_s, begin_s + 0.08, "data", STEPS, stand.reads_flags) for begin_s in begins if stand is not None]
 
 
 def _write_ends(recording: PlantedRecording, ranks: Iterable[int], ended_s: float | None, left: Left | None) -> None:

@@ -17,6 +17,7 @@ from zerotop.recording.reader import Recording
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.rows import row_text, row_width
 from zerotop.ui.ranks.stacks import copy_stacks, count_stack_rows, draw_stacks
+from zerotop_probe.recording.tables import ANOTHER_ITERATOR
 
 ALL_REDUCE = Stand(WAITING, "wait")
 SLEEP = Stand(SLEEPING, "time.sleep")
@@ -75,7 +76,7 @@ def test_a_rank_that_only_reads_batches_is_named(tmp_path: Path, stand: Stand, p
     (finding,) = find_hung(recording, 52)
     assert finding.ranks == (1,)
     assert str(finding.headline) == f"No progress for 30 s: rank 1 reads batches without training{place}"
-    assert "Rank 1 has read 300 batches since the begin of step 10, with no forward pass." in str(finding.details)
+    assert "Rank 1 has read 300 batches since the begin of step 10 and trained with none of them." in str(finding.details)
     assert "No rank trained;" in str(finding.details)
     stillness = find_stillness(recording.at(second_to_unix_ns(52)))
     assert stillness is not None
@@ -83,17 +84,25 @@ def test_a_rank_that_only_reads_batches_is_named(tmp_path: Path, stand: Stand, p
 
 
 @pytest.mark.parametrize(
-    ("others", "reads_until_s"),
+    ("others", "reading"),
     [
-        (BACKWARD._replace(reads_until_s=52), 52.0),  # all ranks prepare data
-        (BACKWARD, 22.0),  # a few batches are skipped
-        (BARRIER, 52.0),  # it evaluates alone
+        (BACKWARD._replace(reads_until_s=52), READING),  # all ranks prepare data
+        (BACKWARD, READING._replace(reads_until_s=22)),  # a few batches are skipped
+        (BARRIER, READING),  # it evaluates alone
+        (BACKWARD, READING._replace(reads_flags=ANOTHER_ITERATOR)),  # the same, or it computes statistics of a data set
     ],
 )
-def test_ranks_that_read_for_a_reason_do_not_hang(tmp_path: Path, others: Stand, reads_until_s: float) -> None:
-    stands = {0: others, 1: READING._replace(reads_until_s=reads_until_s)}
+def test_ranks_that_read_for_a_reason_do_not_hang(tmp_path: Path, others: Stand, reading: Stand) -> None:
+    stands = {0: others, 1: reading}
     found = find_hung(write_standing(tmp_path, stands, (25, 30, 51)), 52)
     assert not any("reads batches" in str(finding.headline) for finding in found)
+
+
+def test_a_rank_that_has_read_for_long_and_then_trained_is_told_in_the_same_words(tmp_path: Path) -> None:
+    recording = write_standing(tmp_path, {0: BACKWARD, 1: READING}, (25, 30, 51), went_on_s=55)
+    (finding,) = find_hung(recording, 60)
+    assert finding.severity is Severity.WARNING
+    assert " and trained with none of them. No rank trained; " in str(finding.details)
 
 
 def test_a_rank_that_reads_the_many_batches_of_a_step_slowly_does_not_hang(
@@ -125,6 +134,12 @@ def test_a_rank_that_has_left_the_training_loop_is_named_with_its_line(tmp_path:
     )
     assert (finding.ranks, str(finding.fix)) == ((0,), "train.py:99")
     assert str(finding.advice).startswith("Look for a break")
+
+
+def test_ranks_may_wait_for_one_that_works_after_others_have_left(tmp_path: Path) -> None:
+    """As in a process group without those."""
+    working = Stand((("test.py", 7, "score", True),), "max", cores_used=1.0)
+    assert not find_hung(write_standing(tmp_path, {0: DESTROY, 1: ALL_REDUCE, 2: working}), 42)
 
 
 def test_ranks_that_may_both_have_left_the_loop_are_told_by_their_collectives(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -59,3 +61,16 @@ def test_points_in_unequal_distances_are_gradual_where_they_lie_on_a_line() -> N
     places = np.array([*range(10), 20, 60, 100, 140, 180], float)
     assert is_gradual(places / 10, places)
     assert not is_gradual(np.where(places < 50, 1.0, 3.0), places)
+
+
+def test_many_points_take_little_time() -> None:
+    """With each of them as a knee, they would take minutes."""
+    places, begin_s = np.arange(100_003.0), time.process_time()
+    assert is_gradual(places)
+    assert not is_gradual(np.where(places < 70_010, 1.0, 3.0))
+    assert time.process_time() - begin_s < 5
+
+
+@pytest.mark.parametrize("count", range(3))
+def test_a_few_points_are_not_known_to_be_gradual(count: int) -> None:
+    assert not is_gradual(np.arange(float(count)))

@@ -516,6 +516,12 @@ def test_an_exit_code_without_a_traceback(tmp_path: Path) -> None:
     assert "by os._exit(), or by compiled code: Python's functions at exit did not run." in dead.details
 
 
+def test_how_a_rank_ended_after_the_probe_left_it_is_not_known(tmp_path: Path) -> None:
+    recording = _lose_two_ranks(tmp_path, DEEPSPEED.replace("-9", "3"), exit_code=3)
+    recording.write_event(make_identity(1), 25, events.Left, lost=0, step=1)
+    assert all("os._exit()" not in one.details for one in _find_dead(recording, 40))
+
+
 @pytest.mark.parametrize(
     ("status", "place", "headline", "fix"),
     [

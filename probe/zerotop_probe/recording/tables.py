@@ -94,6 +94,7 @@ FAILED = 8  # an exception ended the phase
 INCOMPLETE = 16  # a step span: spans were lost since the last recorded end of a step of engine 0
 LIGHT = 32  # a step span: since the last end of a step of engine 0 the device was read only at the end of this one
 COUNTED = 64  # a step span: phases of training since the last end of a step of engine 0 are missing, and so are readings
+ANOTHER_ITERATOR = 128  # a fetch of data, not from the iterator of the last batch before a backward or an update
 
 # ``edge`` of an allocator sample.
 TICK, BEGIN, END = 0, 1, 2
@@ -128,7 +129,7 @@ SPANS = Table(
         Field("rows", "i", "rows (samples) of the micro-batch; -1 outside of a forward"),
         Field("sequence", "i", "sequence length of the micro-batch in tokens; -1 if unknown"),
         Field("phase", "H", "index into PHASES"),
-        Field("flags", "H", "BOUNDARY | SKIPPED | EVAL | FAILED | INCOMPLETE | LIGHT | COUNTED"),
+        Field("flags", "H", "BOUNDARY | SKIPPED | EVAL | FAILED | INCOMPLETE | LIGHT | COUNTED | ANOTHER_ITERATOR"),
         Field("depth", "B", "nesting depth, 0 outermost; the innermost span of lower depth around it is its parent"),
         Field("engine", "B", "number of the DeepSpeed engine in this process, in order of creation"),
         Field("pad", "H", "0"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from threading import get_ident
 from typing import Any
 
 from zerotop_probe.inside.guard import wrap_method
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.span import Span
-from zerotop_probe.recording.tables import PHASE_CODE
+from zerotop_probe.recording.tables import ANOTHER_ITERATOR, PHASE_CODE
 
 _DATA = PHASE_CODE["data"]
 
@@ -19,6 +20,10 @@ class DataLoaderHooks:
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
+        # The iterator of the last fetch, where the training was then, and the iterator of the last batch that it used.
+        self._last: weakref.ref[Any] | None = None
+        self._position = (0, 0, 0)
+        self._trained: weakref.ref[Any] | None = None
 
     def install_hooks(self) -> None:
         """Wrap the iterator class of all data loaders, if torch is imported."""
@@ -34,11 +39,21 @@ class DataLoaderHooks:
             return None
         state = self._probe.engines.current
         if recorder.is_quick and not recorder.stack and state is not None:
-            return recorder.begin_quick(time_ns, _DATA, state)
+            return self.mark_source(recorder.begin_quick(time_ns, _DATA, state), iterator)
         recorder.end_loose_spans(time_ns)
         if len(recorder.stack) > 1 or (recorder.stack and recorder.find_phase("eval") is None):
             return None
-        return recorder.begin_span(time_ns, "data", self._probe.engines.get_position())
+        return self.mark_source(recorder.begin_span(time_ns, "data", self._probe.engines.get_position()), iterator)
+
+    def mark_source(self, span: Span, iterator: Any) -> Span:
+        """Mark a fetch from another iterator than the one that is trained with: an evaluation's, for example."""
+        position = span.engine, span.step, span.micro_step
+        if position != self._position:
+            self._position, self._trained = position, self._last
+        self._last = weakref.ref(iterator)
+        if self._trained is not None and self._trained() is not iterator:
+            span.flags |= ANOTHER_ITERATOR
+        return span
 
     def _end_fetch(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
         recorder, evaluation = self._probe.recorder, self._probe.evaluation

@@ -39,7 +39,7 @@ from zerotop.recording.moments.host_memory import HostMemory
 from zerotop.recording.moments.process_exits import ProcessExit, count_oom_kills, find_first_exit, find_signal_name
 from zerotop.recording.output.tail import read_last_lines
 from zerotop.recording.steps.step_memory import measure_held_bytes
-from zerotop_probe.recording.events import ExitCall, Goodbye, Hello, JobEnded, JobStarted, RankGone
+from zerotop_probe.recording.events import ExitCall, Goodbye, Hello, JobEnded, JobStarted, Left, RankGone
 from zerotop_probe.recording.tables import FAILED
 
 _TAIL = 256
@@ -161,8 +161,8 @@ class _Case:
             line = read_line(calls[-1])
             places = {"exit_place": line.place, "exit_line": line.text, "exit_location": line.location} if line else {}
             return end_causes.EXIT_CALLED, {"exit_status": calls[-1].exit_code, **places}
-        if not self.rank.events_of(Hello):
-            return end_causes.EXITED, {}
+        if not self.rank.events_of(Hello) or self.rank.events_of(Left):
+            return end_causes.EXITED, {}  # how it ended was not watched
         if self.first.has_left:
             return end_causes.EXITED, {"manner": "Its script had ended, by sys.exit() or an exception without a traceback."}
         place = read_last_place(self.at, self.first.process, self.ended_ns)[1]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.recording.samples import Samples
-from zerotop_probe.recording.tables import PHASE_CODE
+from zerotop_probe.recording.tables import ANOTHER_ITERATOR, PHASE_CODE
 
 _DATA = PHASE_CODE["data"]
 # A rank reads without training if it has read so many batches, up to now, which took so much of the time.
@@ -40,8 +40,14 @@ def find_last_training(rows: NDArray[np.void]) -> int:
 
 
 def count_reads(spans: Samples) -> int:
-    """Return how many batches were read."""
-    return int((spans.rows["phase"] == _DATA).sum()) if len(spans) else 0
+    """Return how many batches were read, but for those of an evaluation or of statistics: they have their own iterators."""
+    return len(_select_reads(spans))
+
+
+def _select_reads(spans: Samples) -> Samples:
+    if not len(spans):
+        return spans
+    return spans.select((spans.rows["phase"] == _DATA) & (spans.rows["flags"] & ANOTHER_ITERATOR == 0))
 
 
 def find_reading(begins: Sequence[Samples], spans: Sequence[Samples], since_ns: int, until_ns: int) -> Reading | None:
@@ -57,7 +63,7 @@ def find_reading(begins: Sequence[Samples], spans: Sequence[Samples], since_ns: 
 
 
 def _only_reads(spans: Samples, since_ns: int, until_ns: int) -> bool:
-    period_ns = until_ns - since_ns
+    period_ns, spans = until_ns - since_ns, _select_reads(spans)
     if len(spans) < _LEAST_READS or until_ns - int(spans.times[-1]) > _LEAST_SHARE * period_ns:
         return False
     return int((spans.rows["end_ns"] - spans.rows["begin_ns"]).sum()) >= _LEAST_SHARE * period_ns

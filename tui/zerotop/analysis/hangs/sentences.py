@@ -110,7 +110,7 @@ def describe_reads(standstill: Standstill, step: int | None) -> str:
         return ""
     least = "has" if len(odd.ranks) == 1 else "have each, at least,"
     since = f" since the begin of step {step:,}" if step is not None else ""
-    return f"{format_ranks(odd.ranks).capitalize()} {least} read {odd.reads:,} batches{since}, with no forward pass."
+    return f"{format_ranks(odd.ranks).capitalize()} {least} read {odd.reads:,} batches{since} and trained with none of them."
 
 
 def describe_departure(standstill: Standstill, steps: int | None) -> str:

@@ -42,6 +42,7 @@ _FLAG_BITS = {
     "incomplete": tables.INCOMPLETE,
     "light": tables.LIGHT,
     "counted": tables.COUNTED,
+    "another_iterator": tables.ANOTHER_ITERATOR,
 }
 _CODE_NAMES = {"phase": tables.PHASES, "edge": ("tick", "begin", "end")}
 Columns = dict[str, tuple[type[polars.DataType], Callable[[Any], Any]]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 
@@ -15,6 +16,8 @@ LEAST_FLAT, LEAST_LINE = 2, 3
 _TRIALS = 40
 # Differences up to this share of the range count as noise: without it a flat part of two equal points always wins.
 _NOISE_SHARE = 0.005
+# The most blocks of points among which a knee or a jump is looked for: the time grows with their square.
+_MOST_BLOCKS = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +106,16 @@ def is_gradual(points: Floats, places: Floats | None = None) -> bool:
     ``places``: where the points are, if not in equal distances.
     """
     places = np.arange(len(points), dtype=np.float64) if places is None else places
+    points, places = _average_blocks(points), _average_blocks(places)
     lines = (_measure_misfit(points, np.maximum(0.0, places - knee)) for knee in places[:-2])
     steps = (_measure_misfit(points, (places >= at).astype(np.float64)) for at in places[1:])
-    return min(lines) < min(steps)
+    return min(lines, default=inf) < min(steps, default=inf)
+
+
+def _average_blocks(values: Floats) -> Floats:
+    """Return the means of so few blocks of the values that each can be tried as a knee."""
+    begins = np.arange(0, len(values), -(-len(values) // _MOST_BLOCKS) or 1)
+    return np.asarray(np.add.reduceat(values, begins) / np.diff(begins, append=len(values)), np.float64)
 
 
 def _measure_misfit(points: Floats, shape: Floats) -> float:

@@ -67,7 +67,7 @@ _SEEN = _KIND.with_changes(
     confidence=0.9,
     headline="No progress for {silent_s:seconds}: {odd}",
     details=(
-        "[{departure} ][{groups} ][{reads} ][{threads} ][{collectives} ]"
+        "[{departure} ][{groups} ][{untrained} ][{threads} ][{collectives} ]"
         "{silence}; an iteration usually takes {iteration_s:seconds}."
     ),
     advice="{advice} The Ranks screen shows all stacks.",
@@ -296,7 +296,8 @@ def is_hang(group: Group, standstill: Standstill, since_ns: int, time_ns: int) -
     if not late and all(one.awaits_device for one in groups):
         late = list(groups)
     if any(one.awaits_others for one in groups) and any(one.has_left for one in late):
-        return True  # a rank whose script is over does not come
+        # A rank whose script is over does not come, but the others may wait for one that still works.
+        late = [one for one in groups if not one.awaits_others and not one.has_left]
     return not any(_is_working(group, stacks, since_ns, time_ns) for stacks in late)
 
 
@@ -413,7 +414,7 @@ def _build_seen(
         odd=said,
         groups=" ".join(f"{describe_group(one)}." for one in told) or None,
         departure=describe_departure(standstill, _count_finished(group, ranks, known_ns)) or None,
-        reads=describe_reads(standstill, group.step_at(silence.since_ns)) or None,
+        untrained=describe_reads(standstill, group.step_at(silence.since_ns)) or None,
         silence=_NOT_TRAINED if shown.reads else _NO_PHASE,
         threads=describe_threads(standstill) or _describe_dead_thread(dead),
         collectives=describe_collectives(standstill) or None,
