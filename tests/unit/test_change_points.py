@@ -45,6 +45,13 @@ def test_a_shift_and_its_return_are_two() -> None:
     assert [shift.first for shift in find_shifts(make_noisy_levels([(30, 1.0), (30, 2.0), (30, 1.0)], 0.02))] == [30, 60]
 
 
+@pytest.mark.parametrize(("begin", "longer"), [(30, 2), (300, 2), (300, 8)])
+def test_a_level_does_not_begin_with_somewhat_longer_steps_before_it(begin: int, longer: int) -> None:
+    values = make_noisy_levels([(begin, 1.0), (50, 8.0)], 0.01)
+    values[begin - longer : begin] = 1.4
+    assert [shift.first for shift in find_shifts(values)] == [begin]
+
+
 def test_later_values_change_nothing() -> None:
     values = make_noisy_levels([(30, 1.0), (40, 1.5), (30, 1.0), (3, 3.0), (40, 0.8)], 0.03)
     whole = find_shifts(values)

@@ -33,6 +33,8 @@ SHIFT_SHARE = 0.05
 SHIFT_SPREADS = 4.0
 # The part of a change that has to happen at once; else it is a drift.
 SHIFT_SUDDEN_SHARE = 0.5
+# The part of a change that its first value has to show; else the change begins later.
+SHIFT_FIRST_SHARE = 0.25
 
 # Values that are examined together: few after a change, as the next one may be near, then twice as many each time.
 _FIRST_CHUNK, _LAST_CHUNK = 128, 8192
@@ -160,7 +162,10 @@ def is_shift(before: list[float], after: list[float]) -> bool:
     if not all(beyond[:SHIFT_STEPS]) or sum(beyond) / len(beyond) < SHIFT_AGREE_SHARE:
         return False
     next_level, last_level = _find_median(after[:SHIFT_STEPS]), _find_median(before[-SHIFT_STEPS:])
-    return abs(next_level - last_level) >= SHIFT_SUDDEN_SHARE * abs(next_level - level)
+    change = abs(next_level - level)
+    return (
+        abs(next_level - last_level) >= SHIFT_SUDDEN_SHARE * change and abs(after[0] - level) >= SHIFT_FIRST_SHARE * change
+    )
 
 
 def _find_median(values: list[float]) -> float:
@@ -187,10 +192,18 @@ def are_shifts(before: Floats, after: Floats) -> NDArray[np.bool_]:
     margin = np.maximum(SHIFT_SHARE * level, SHIFT_SPREADS * spread)
     next_level, last_level = np.median(after[:, :SHIFT_STEPS], axis=1), np.median(before[:, -SHIFT_STEPS:], axis=1)
     is_sudden = np.abs(next_level - last_level) >= SHIFT_SUDDEN_SHARE * np.abs(next_level - level)
+    begins = np.abs(after[:, 0] - level) >= SHIFT_FIRST_SHARE * np.abs(_find_known_medians(after) - level)
     beyond = np.stack([after > (level + margin)[:, None], after < (level - margin)[:, None]])
     lasts = beyond[..., :SHIFT_STEPS].all(axis=-1) & (beyond.mean(axis=-1) >= SHIFT_AGREE_SHARE)
-    passed: NDArray[np.bool_] = is_sudden & lasts.any(axis=0)
+    passed: NDArray[np.bool_] = is_sudden & begins & lasts.any(axis=0)
     return passed
+
+
+def _find_known_medians(rows: Floats) -> Floats:
+    """Return the median of what is known of each row; NaN where nothing is."""
+    last = np.count_nonzero(~np.isnan(rows), axis=1) - 1  # sorting puts what is not known last
+    middle = np.stack([np.maximum(last, 0) // 2, (np.maximum(last, 0) + 1) // 2], axis=1)
+    return np.asarray(np.take_along_axis(np.sort(rows, axis=1), middle, axis=1).mean(axis=1), np.float64)
 
 
 def _required_length(first: int) -> int:
