@@ -22,21 +22,28 @@ SIZES: dict[str, Callable[[int], int]] = {
     "jumps": lambda step: 512 * (1 + step // 40),
     "each step": lambda step: 512 + 8 * max(0, step - 24),
     "each third step": lambda step: 512 + 24 * (max(0, step - 24) // 3),
+    "fast": lambda step: 512 if step < 60 else min(2048, 512 + 24 * (step - 59)),
     "one jump": lambda step: 512 if step < 80 else 1024,
     "back and forth": lambda step: 512 if step // 20 % 2 else 1024,
 }
 
 
-def record(folder: Path, get_size: Callable[[int], int], *, leaked: int = 0, slower: Callable[[int], float]) -> None:
-    """Write steps of 0.1 ms for each token, which keep 0.5 MiB for each while they run, and half of that after them."""
-    spans, readings, at = [], [], 0.0
+def record(
+    folder: Path, get_size: Callable[[int], int], *, leaked: int = 0, slower: Callable[[int], float], allocs: int = 0
+) -> None:
+    """Write steps of 0.1 ms for each token, which keep 0.5 MiB for each while they run, and half of that after them.
+
+    ``allocs``: calls of cudaMalloc in each step that is larger than the one before.
+    """
+    spans, readings, at, calls = [], [], 0.0, 0
     for step in range(STEPS):
+        calls += allocs * (step > 0 and get_size(step) > get_size(step - 1))
         took, held = get_size(step) * 1e-4 * slower(step), (get_size(step) + leaked * step) / 4096
         for phase, begin, end in (("forward", 0.0, 0.4), ("backward", 0.4, 0.9), ("step", 0.9, 0.999)):
             tokens, flags = (get_size(step), 0) if phase == "forward" else (-1, BOUNDARY if phase == "step" else 0)
             spans.append(make_span(at + begin * took, at + end * took, phase, step, flags, tokens=tokens))
-        readings.append(make_reading(at + 0.9 * took, 8 + 2 * held, 20, phase="backward", edge="end"))
-        readings.append(make_reading(at + 0.998 * took, 8 + held, 20, phase="step", edge="end"))
+        readings.append(make_reading(at + 0.9 * took, 8 + 2 * held, 20, phase="backward", edge="end", device_allocs=calls))
+        readings.append(make_reading(at + 0.998 * took, 8 + held, 20, phase="step", edge="end", device_allocs=calls))
         at += took
     write_table(folder, SPANS, make_identity(0), *spans).close()
     write_table(folder, ALLOCATOR, make_identity(0), *readings, peaks="window").close()
@@ -47,9 +54,9 @@ def record(folder: Path, get_size: Callable[[int], int], *, leaked: int = 0, slo
 
 
 def find(
-    folder: Path, sizes: str, *, leaked: int = 0, slower: Callable[[int], float] = lambda step: 1.0
+    folder: Path, sizes: str, *, leaked: int = 0, slower: Callable[[int], float] = lambda step: 1.0, allocs: int = 0
 ) -> dict[str, Finding]:
-    record(folder, SIZES[sizes], leaked=leaked, slower=slower)
+    record(folder, SIZES[sizes], leaked=leaked, slower=slower, allocs=allocs)
     recording = read_recording(folder)
     names = "iteration_shift", "iteration_drift", "memory_creep", "memory_step", "batch_growth"
     return {one.name: one for one in detect_findings(recording, recording.end_ns) if one.name in names}
@@ -71,9 +78,19 @@ def test_the_growth_is_placed_and_measured(tmp_path: Path) -> None:
     finding = find(tmp_path, "jumps")["batch_growth"]
     assert finding.headline == "Steps grew from 512 to 2,048 tokens and take 205 ms instead of 51 ms"
     assert finding.details.startswith(
-        "They grew between steps 39 and 120: iterations take 4.0 times as long for 4.0 times the tokens."
+        "They grew between steps 39 and 120, sequences from 256 to 1,024 tokens: iterations take 4.0 times"
+        " as long for 4.0 times the tokens."
     )
     assert finding.step == 40
+
+
+@pytest.mark.parametrize(("allocs", "slower", "severity"), [(3, 5.0, "warning"), (0, 5.0, "info"), (3, 1.0, "info")])
+def test_new_blocks_of_growing_batches_cost_time(tmp_path: Path, allocs: int, slower: float, severity: str) -> None:
+    """Sizes grow in each step from 60 to 123."""
+    finding = find(tmp_path, "fast", slower=lambda step: slower if 60 <= step < 124 else 1.0, allocs=allocs)["batch_growth"]
+    assert finding.severity.value == severity
+    assert ("called cudaMalloc 3 times: larger blocks do not fit" in finding.details) is (severity == "warning")
+    assert bool(finding.fix) is bool(finding.cost) is (severity == "warning")
 
 
 @pytest.mark.parametrize("sizes", ["one jump", "back and forth"])

@@ -233,6 +233,17 @@ def test_the_variable_that_holds_what_a_step_began_to_keep(unclaimed: float, is_
     assert ("train.py:97 adds to it" in step.details) is is_told
 
 
+@pytest.mark.parametrize(("stream", "is_told"), [(7, True), (0, False)])
+def test_a_rise_that_stays_in_memory_of_another_stream(stream: int, is_told: bool, tmp_path: Path) -> None:
+    record_leak(tmp_path, held=None, sizes=[4] * 20 + [9] * 20, count=(2, 0.5))
+    recording = PlantedRecording(tmp_path)
+    side = {"stream": stream, "private": False, "reserved": gib_to_bytes(7), "allocated": gib_to_bytes(4), "sparse": 0}
+    recording.write_inventory(31.95, "again", {"parameters": 4}, unclaimed=5, step=21, pools=[side], stream=0)
+    found = detect_findings(recording.open_recording(), BEGIN_NS + 60 * S)
+    (step,) = [one for one in found if one.name == "memory_step"]
+    assert ("; 7.00 GiB are reserved for another stream than the training's" in step.details) is is_told
+
+
 def test_what_a_variable_takes_once_where_a_leak_begins_is_no_part_of_it(tmp_path: Path) -> None:
     """The model's output keeps 1.5 GiB more from step 21 on, and a list 0.1 GiB more in each."""
     sizes = tuple(4 + (1.5 + 0.1 * (step - 20) if step > 20 else 0) for step in range(40))

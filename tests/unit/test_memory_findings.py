@@ -177,6 +177,21 @@ def test_a_leak_of_no_one_line(leak_finding: tuple[Path, Finding], blocks: Seque
     assert creep.advice == "", "nothing points to a loss"
 
 
+@pytest.mark.parametrize(("per_step", "is_told"), [(400 * MIB, True), (0, False)])
+def test_a_leak_fills_the_device_by_what_is_reserved(per_step: int, is_told: bool, tmp_path: Path) -> None:
+    folder = recordings.unpack_to_folder("gpu-leak", tmp_path)
+    (path,) = folder.glob("allocator-*.rec")
+    header, _, records = path.read_bytes().partition(b"\n")
+    rows = np.frombuffer(bytearray(records), [tuple(field) for field in json.loads(header)["dtype"]])
+    rows["reserved_peak_bytes"] += rows["step"].astype(np.int64) * per_step + (0 if is_told else 20 << 30)
+    path.write_bytes(header + b"\n" + rows.tobytes())
+    (before,) = find_named(recordings.open_recording("gpu-leak"), "memory_creep")
+    (creep,) = find_named(Recording.open(folder), "memory_creep")
+    assert (creep.headline.endswith("; full near step 341") and "0.39 GiB a step more" in creep.details) is is_told, creep
+    assert (creep.headline == before.headline) is not is_told
+    assert ("new blocks find no room in them" in creep.details) is is_told
+
+
 def test_the_line_of_a_step(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("gpu-long", tmp_path)
     (before,) = find_named(Recording.open(folder), "memory_step")

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Process, SearchWindow, in_each_rank
-from zerotop.analysis.findings.support.links import Kinds, begins_before, filled_by_leak, flushed_before_it
+from zerotop.analysis.findings.support.links import (
+    Kinds,
+    begins_before,
+    filled_by_leak,
+    flushed_before_it,
+    flushed_for_growth,
+)
 from zerotop.analysis.findings.support.thresholds import USED_SHARE
 from zerotop.analysis.formatting import format_count
 from zerotop.recording.samples import Ints, Samples
@@ -24,7 +30,11 @@ _KIND = FindingKind(
     advice="Start with expandable segments. If the flushes go on, lower {batch_size}.",
     fix="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     explained_by=(Kinds(begins_before, "fragmentation"),),
-    superseded_by=(Kinds(flushed_before_it, "out_of_memory"), Kinds(filled_by_leak, "memory_creep")),
+    superseded_by=(
+        Kinds(flushed_before_it, "out_of_memory"),
+        Kinds(filled_by_leak, "memory_creep"),
+        Kinds(flushed_for_growth, "batch_growth"),
+    ),
 )
 _LIMITED_ADVICE = (
     "The device has more memory: see whether torch.cuda.set_per_process_memory_fraction, or another process, keeps it from"

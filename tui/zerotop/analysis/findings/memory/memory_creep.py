@@ -16,6 +16,7 @@ from zerotop.analysis.findings.support.memory import growing_readings, optimizer
 from zerotop.analysis.findings.support.memory.block_shapes import LOGITS, find_first_backward, recognize_block
 from zerotop.analysis.findings.support.memory.looks import await_look
 from zerotop.analysis.findings.support.steps.onsets import find_growth_onset
+from zerotop.analysis.formatting import Text
 from zerotop.analysis.memory import leak_holders
 from zerotop.analysis.memory.block_lines import Look
 from zerotop.analysis.memory.tensor_inventory import HeldTensors
@@ -28,7 +29,7 @@ _KIND = FindingKind(
     confidence=0.9,
     gpu_bytes="grown_bytes",
     headline="GPU memory {grows} {bytes_per_step:bytes} a step on {concerned:ranks}{until}",
-    details="{steps:.0f} steps added {grown_bytes:bytes} in all: {held_bytes:bytes} after step {held_step:.0f}.",
+    details="{steps:.0f} steps added {grown_bytes:bytes} in all: {held_bytes:bytes} after step {held_step:.0f}.{reserve}",
     repeats=(Kinds(grew_at_pauses, "memory_creep"),),
     superseded_by=(
         Kinds(grew_at_pauses, "memory_creep"),
@@ -63,6 +64,10 @@ _STATE_KIND = _KIND.with_changes(
 _LOGITS_KIND = _KIND.with_changes(
     details=f"{_KIND.details} Each step adds as much as its logits, {{logits}}: a slice of them keeps them whole.",
     advice="Look for where the model's outputs are collected; .detach().clone() of a part lets the rest go.",
+)
+_RESERVE = (
+    " PyTorch reserves {reserved_bytes:bytes}, {reserved_per_step:bytes} a step more: {unused_bytes:bytes} are unused even"
+    " at the peak, as new blocks find no room in them."
 )
 _VERBS = {"grows": "grew", "leaks": "leaked", "keeps": "kept"}
 _LINE_SHARE = 0.5  # the part of the leaked memory that a line must have allocated
@@ -300,10 +305,16 @@ def _build_finding(creep: _Creep, found: _Found) -> Finding:
         kind = _STATE_KIND
         values |= {"optimizer": state.optimizer or "the optimizer", "onset": creep.onset, "before": state.before_bytes}
         values |= {"since": state.since_step, "after": state.after_bytes, "counted": state.until_step}
+    reserve = creep.stretch.reserve_growth if not has_ended else None
+    if reserve is not None:
+        evidence |= {"reserved_bytes": reserve.reserved_bytes, "reserved_per_step": reserve.per_step}
+        evidence |= {"unused_bytes": reserve.unused_bytes, "reserve_grown_bytes": reserve.grown_bytes + held[-1] - held[0]}
+        kind = kind.with_changes(gpu_bytes="reserve_grown_bytes")
+    values["reserve"] = Text(_RESERVE, evidence) if reserve is not None else ""
     values |= {present: past if has_ended else present for present, past in _VERBS.items()}
     if has_ended:
         kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
-    is_little = held[-1] - held[0] < _LITTLE_SHARE * (process.device_bytes or 0)
+    is_little = evidence.get("reserve_grown_bytes", held[-1] - held[0]) < _LITTLE_SHARE * (process.device_bytes or 0)
     if is_little:
         kind = kind.with_changes(severity=Severity.INFO)
     until = f" to step {held_step}" if has_ended else "" if last_step is None else f"; full near step {last_step}"

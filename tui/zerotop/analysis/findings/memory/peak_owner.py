@@ -11,6 +11,7 @@ import numpy as np
 
 from zerotop.analysis.failures.oom_advice import advise_keeping_less
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
+from zerotop.analysis.findings.support.memory.copied_weights import find_copies
 from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look
 from zerotop.analysis.findings.support.memory.phase_peaks import PARTS, read_held_bytes, read_phase_peaks
 from zerotop.analysis.findings.support.thresholds import PLATEAU_STEPS
@@ -128,6 +129,9 @@ def _describe_kept(lead: Process, held_bytes: int, known_ns: int) -> str | None:
         return None
     if any((event.unclaimed_bytes or 0) < holder.bytes for event in counts[index:]):
         return None
+    copies = find_copies(lead, known_ns)
+    if copies is not None and copies.holder is not None and copies.holder.name == holder.name:
+        return None  # of which weight_copies tells
     tensors = f"{holder.count:,} {pluralize(holder.count, 'tensor')}"
     return f"{holder.text} keeps {format_bytes(holder.bytes)} in {tensors}"
 

@@ -9,13 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
+from zerotop.analysis.findings.support.causes.allocator_calls import CALLING, MANY_CALLS, count_allocs
 from zerotop.analysis.findings.support.causes.batch_causes import has_more_forwards, read_forwards
 from zerotop.analysis.findings.support.steps.growing_batches import (
     BatchHistory,
     GrowingBatches,
     get_batch_sizes,
 )
-from zerotop.analysis.findings.support.thresholds import SHORTEST_ITERATION_S
+from zerotop.analysis.findings.support.thresholds import MOST_UNIT_TIMES, SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import pluralize
 from zerotop.recording.samples import Rows
 
@@ -25,12 +26,21 @@ _KIND = FindingKind(
     confidence=0.95,
     headline="Steps grew from {size_before:,.0f} to {size_after:,.0f} {units} and take {after_s:seconds}"
     " instead of {before_s:seconds}",
-    details="They grew between steps {earlier} and {grown_step:.0f}: iterations take {times:.1f} times as long for"
-    " {sizes:.1f} times the {units}. Time per {unit} {pace}."
-    "[ Memory peaks at {after_bytes:bytes} instead of {before_bytes:bytes}.]",
+    details="They grew between steps {earlier} and {grown_step:.0f}[, sequences from {length_before:,.0f} to"
+    " {length_after:,.0f} tokens]: iterations take {times:.1f} times as long for {sizes:.1f} times the {units}."
+    " Time per {unit} {pace}.[ Memory peaks at {after_bytes:bytes} instead of {before_bytes:bytes}.]",
 )
-# Steps whose sizes differ by at most this share are measured together; the fewest and the most of them.
-_ALIKE_SHARE, _FEWEST_STEPS, _MOST_STEPS = 0.05, 5, 50
+_NEW_BLOCKS = _KIND.with_changes(
+    severity=Severity.WARNING,
+    details=_KIND.details + " While they grew, steps took {growing_s:seconds} and called cudaMalloc {allocs_per_step:count"
+    " time}: larger blocks do not fit into earlier ones. PyTorch reserved up to {reserved_bytes:bytes}[ of"
+    " {device_bytes:bytes}].",
+    advice=CALLING[0],
+    fix=CALLING[1],
+)
+# Steps whose sizes differ by at most this share are measured together, or by more where sizes grow so fast that these are
+# too few; the fewest and the most of them.
+_ALIKE_SHARES, _FEWEST_STEPS, _MOST_STEPS = (0.05, 0.1, 0.2), 5, 50
 # Growth that is told: by this share at first, by this share again, or any once the size has stayed for so many steps; and
 # again each time it has stayed for twice as many.
 _TOLD_SHARE, _STAYS_STEPS = 0.1, 20
@@ -79,11 +89,14 @@ def _tell_next(group: Group, history: BatchHistory, fresh: slice, last: _Told | 
 def _measure(group: Group, growth: GrowingBatches, known_ns: int) -> Finding | None:
     """Return the finding as known at the end of a step; None if too few steps have the first or the last size."""
     steps, phased = group.lead.steps_until(known_ns), group.lead.phased_steps_until(known_ns)
-    first, last = growth.find_first(_ALIKE_SHARE), growth.find_last(_ALIKE_SHARE)
-    before, after = _select(steps, 1, first), _select(steps, last, int(steps["step"][-1]))
-    sized = _select(phased, 1, first), _select(phased, last, int(steps["step"][-1]))
-    if min(len(before), len(after)) < _FEWEST_STEPS:
+    end = int(steps["step"][-1])
+    firsts, lasts = ([find(share) for share in _ALIKE_SHARES] for find in (growth.find_first, growth.find_last))
+    first = next((step for step in firsts if len(_select(steps, 1, step)) >= _FEWEST_STEPS), None)
+    last = next((step for step in lasts if len(_select(steps, step, end)) >= _FEWEST_STEPS), None)
+    if first is None or last is None or first >= last:
         return None
+    before, after = _select(steps, 1, first), _select(steps, last, end)
+    sized = _select(phased, 1, first), _select(phased, last, end)
     seconds = [float(np.median(rows["iteration_s"])) for rows in (before, after)]
     unit, sizes = _name_unit(group.lead, *sized)
     if seconds[1] < SHORTEST_ITERATION_S:
@@ -95,7 +108,12 @@ def _measure(group: Group, growth: GrowingBatches, known_ns: int) -> Finding | N
     evidence |= {"size_before": sizes[0], "size_after": sizes[1], "grown_step": int(growth.first_steps[-1])}
     if min(peaks) > 0:
         evidence |= {"before_bytes": peaks[0], "after_bytes": peaks[1]}
-    return _KIND.at_steps(
+    lengths = _find_lengths(*sized)
+    growing = _select(steps, int(growth.last_steps[0]) + 1, int(growth.first_steps[-1]), most=len(steps))
+    new_blocks = _measure_new_blocks(group.lead, growing, seconds[0] * larger)
+    kind = _NEW_BLOCKS if new_blocks else _KIND
+    evidence |= new_blocks
+    return kind.at_steps(
         group,
         steps[np.searchsorted(steps["step"], int(growth.last_steps[0]), "right") :],
         evidence,
@@ -106,16 +124,40 @@ def _measure(group: Group, growth: GrowingBatches, known_ns: int) -> Finding | N
         times=ratio,
         sizes=larger,
         pace=_describe_pace(excess),
+        length_before=lengths[0],
+        length_after=lengths[1],
+        cost=evidence.get("lost_share") or 0.0,
         **{name: evidence.get(name) for name in ("before_bytes", "after_bytes")},
     )
 
 
-def _select(rows: Rows, first: int, last: int) -> Rows:
+def _measure_new_blocks(lead: Process, growing: Rows, expected_s: float) -> dict[str, float | None]:
+    """Return what new blocks cost steps that grow, which take ``expected_s`` at most without them; nothing if little.
+
+    Blocks are new to the allocator if each step calls cudaMalloc. Expandable segments grow instead.
+    """
+    allocs = count_allocs(lead, growing) if len(growing) >= _FEWEST_STEPS and not lead.has_expandable_segments else None
+    seconds = float(np.median(growing["iteration_s"])) if len(growing) else 0.0
+    if allocs is None or allocs < MANY_CALLS or seconds <= MOST_UNIT_TIMES * expected_s:
+        return {}
+    numbers = {"allocs_per_step": float(round(allocs)), "growing_s": seconds, "lost_share": 1 - expected_s / seconds}
+    return numbers | {"reserved_bytes": int(growing["reserved_peak_bytes"].max()), "device_bytes": lead.device_bytes}
+
+
+def _find_lengths(before: Rows, after: Rows) -> tuple[float | None, float | None]:
+    """Return the usual tokens of a row, if steps have as many rows as before; None for both otherwise."""
+    rows = [float(np.median(part["rows"])) for part in (before, after)]
+    tokens = [float(np.median(part["tokens"])) for part in (before, after)]
+    is_known = min(rows) > 0 and min(tokens) > 0 and abs(rows[1] - rows[0]) <= _SAME_SHARE * rows[0]
+    return (tokens[0] / rows[0], tokens[1] / rows[1]) if is_known else (None, None)
+
+
+def _select(rows: Rows, first: int, last: int, most: int = _MOST_STEPS) -> Rows:
     """Return the steps between two; of many the last ones, and of those that are known."""
     low, high = np.searchsorted(rows["step"], (first, last + 1))
     known: Rows = rows[low:high]
     known = known[~np.isnan(known["iteration_s"])]
-    return known[-_MOST_STEPS:]
+    return known[-most:]
 
 
 def _name_unit(process: Process, before: Rows, after: Rows) -> tuple[str, tuple[float, float]]:

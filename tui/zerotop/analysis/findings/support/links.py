@@ -303,7 +303,8 @@ def is_by_growth(effect: Finding, cause: Finding) -> bool:
     middle = effect.step + effect.evidence.get("steps", 0.0) / 2  # of a slow rise
     is_meanwhile = cause.step - _SAME_CHANGE_STEPS <= middle and effect.step <= cause.evidence["grown_step"]
     measured = effect.kind.measured_cause if effect.kind is not None else ""
-    is_unknown = effect.confidence < _CERTAIN and cause.evidence["unit_times"] <= MOST_UNIT_TIMES
+    is_told = cause.evidence["unit_times"] <= MOST_UNIT_TIMES or "allocs_per_step" in cause.evidence
+    is_unknown = effect.confidence < _CERTAIN and is_told
     return is_meanwhile and (measured == cause.name or is_unknown)
 
 
@@ -313,6 +314,13 @@ def took_more_for_growth(effect: Finding, cause: Finding) -> bool:
         return False
     sizes = [effect.evidence.get(f"{name}_after", 0.0) / effect.evidence.get(f"{name}_before", 1.0) for name in _SIZES]
     return 1 < effect.evidence["after_bytes"] / effect.evidence["before_bytes"] <= max(sizes) ** 2
+
+
+def flushed_for_growth(effect: Finding, cause: Finding) -> bool:
+    """Whether the allocator flushed its cache while batches grew, whose blocks did not fit into those before."""
+    if effect.step is None or cause.step is None or "allocs_per_step" not in cause.evidence:
+        return False
+    return cause.step <= effect.step <= cause.evidence["grown_step"]
 
 
 def _find_largest_part(finding: Finding) -> str:
@@ -436,10 +444,11 @@ def flushed_before_it(effect: Finding, cause: Finding) -> bool:
 
 
 def filled_by_leak(effect: Finding, cause: Finding) -> bool:
-    """Whether the allocator had to flush its cache because of what a leak had kept by then."""
+    """Whether the allocator had to flush its cache because of what a leak had kept, or made it reserve, by then."""
     if effect.step is None or cause.step is None:
         return False
-    leaked = cause.evidence.get("bytes_per_step", 0.0) * (effect.step - cause.step)
+    per_step = max(cause.evidence.get(name, 0.0) for name in ("bytes_per_step", "reserved_per_step"))
+    leaked = per_step * (effect.step - cause.step)
     return leaked >= _NOTABLY_LEAKED * effect.evidence["reserved_peak_bytes"]
 
 

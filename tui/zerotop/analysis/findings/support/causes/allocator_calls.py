@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from zerotop.analysis.findings.support.causes.step_change import Advice, Cause, StepChange, count_iterations
-from zerotop.analysis.findings.support.evidence import Samples
+from zerotop.analysis.findings.support.evidence import Process, Rows, Samples
 from zerotop.analysis.findings.support.lines.known_calls import EMPTY_CACHE
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN
 from zerotop.analysis.findings.support.thresholds import FEW_SHARE, MOST_SHARE
 
 # More calls in a step than settled training makes, and so few that it hardly notices them.
-_MANY, _FEW = 1.0, 0.1
+MANY_CALLS, _FEW = 1.0, 0.1
 # Bytes of reserved memory returned to the driver at once: more than a segment or two.
 _CLEARED_BYTES = 64 << 20
 _EXPANDABLE = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-_CALLING: Advice = ("Start with expandable segments: they grow instead of being allocated anew for each size.", _EXPANDABLE)
+CALLING: Advice = ("Start with expandable segments: they grow instead of being allocated anew for each size.", _EXPANDABLE)
 _CLEARING: Advice = (
     "Remove torch.cuda.empty_cache() from the loop: the step after it asks the driver for its memory again. Against"
     " fragmentation, use expandable segments.",
@@ -47,12 +47,21 @@ def _count_in(samples: Samples, column: str, steps: int) -> float | None:
     return 2.0 * min(halves) / steps
 
 
+def count_allocs(process: Process, steps: Rows) -> float | None:
+    """Return how often steps call cudaMalloc on average; None if that was not recorded."""
+    window = int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1])
+    samples = process.records("allocator").read_window(*window)
+    if not len(samples) or "device_allocs" not in (samples.rows.dtype.names or ()) or samples.rows["device_allocs"][0] < 0:
+        return None
+    return (int(samples.rows["device_allocs"][-1]) - int(samples.rows["device_allocs"][0])) / count_iterations(steps)
+
+
 def check_cache_clearing(change: StepChange) -> Cause | None:
     """Return the cause that the script empties the cache in each step, so that the next step asks the driver again."""
     if not _is_returned(change) and not _falls_each_step(change):
         return None
     calls = _count_calls(change, "device_allocs")
-    called = f", and cudaMalloc called {calls[1]:.0f} times in each" if calls is not None and calls[1] >= _MANY else ""
+    called = f", and cudaMalloc called {calls[1]:.0f} times in each" if calls is not None and calls[1] >= MANY_CALLS else ""
     text = f"the allocator's cache was emptied in each step{called}"
     return Cause(text, *_CLEARING, 0.9, finding="cache_emptied", where=BETWEEN, callee=EMPTY_CACHE)
 
@@ -60,7 +69,7 @@ def check_cache_clearing(change: StepChange) -> Cause | None:
 def _is_returned(change: StepChange) -> bool:
     """Whether each step began to call cudaFree. Unless memory is short, only an emptied cache causes that."""
     frees = _count_calls(change, "device_frees")
-    return frees is not None and frees[0] <= _FEW and frees[1] >= _MANY
+    return frees is not None and frees[0] <= _FEW and frees[1] >= MANY_CALLS
 
 
 def _falls_each_step(change: StepChange) -> bool:
@@ -80,6 +89,6 @@ def _falls_each_step(change: StepChange) -> bool:
 def check_allocator_calls(change: StepChange) -> Cause | None:
     """Return the cause that the allocator began to call cudaMalloc in each step."""
     calls = _count_calls(change, "device_allocs")
-    if calls is None or calls[0] > _FEW or calls[1] < _MANY:
+    if calls is None or calls[0] > _FEW or calls[1] < MANY_CALLS:
         return None
-    return Cause(f"PyTorch's allocator called cudaMalloc {calls[1]:.0f} times in each step", *_CALLING, 0.7)
+    return Cause(f"PyTorch's allocator called cudaMalloc {calls[1]:.0f} times in each step", *CALLING, 0.7)

@@ -40,6 +40,16 @@ SPARSE_RECORDS, _SPARSE_SPAN = 5, 2 * CREEP_STEPS
 _EVEN_RISES, _EVEN_FACTOR, _EVEN_SPAN = 3, 1.1, CREEP_STEPS
 
 
+class ReserveGrowth(NamedTuple):
+    """What PyTorch reserved but did not use even at the peak of a step, where it has become ever more (bytes)."""
+
+    reserved_bytes: int
+    unused_bytes: int
+    grown_bytes: int
+    per_step: float
+    """By how much the reserve has grown a step in the later half."""
+
+
 class GrowthStretch(NamedTuple):
     """Readings of a process's memory that rise.
 
@@ -151,12 +161,30 @@ class GrowthStretch(NamedTuple):
         return follow_steps(get_batch_sizes(self.rows), self.rows["step"])
 
     @property
+    def reserve_growth(self) -> ReserveGrowth | None:
+        """How the unused reserve grows, if by more than the memory held: new blocks, such as larger ones, do not fit in."""
+        rows = self.rows[(self.rows["allocated_peak_bytes"] > 0) & (self.rows["reserved_peak_bytes"] > 0)]
+        steps, reserved = rows["step"], rows["reserved_peak_bytes"].astype(np.int64)
+        unused = reserved - rows["allocated_peak_bytes"].astype(np.int64)
+        if np.count_nonzero(np.diff(unused) > 0) < SPARSE_RECORDS:
+            return None
+        middle = int(np.searchsorted(steps, (steps[0] + steps[-1]) // 2, "right")) - 1
+        earlier, later = int(unused[middle] - unused[0]), int(unused[-1] - unused[middle])
+        if later < max(CREEP_BYTES, _LATER_SHARE * earlier) or earlier + later < self.held[-1] - self.held[0]:
+            return None
+        per_step = float(reserved[-1] - reserved[middle]) / max(1, int(steps[-1] - steps[middle]))
+        return ReserveGrowth(int(reserved[-1]), int(unused[-1]), int(unused[-1] - unused[0]), per_step)
+
+    @property
     def last_step(self) -> int | None:
-        """The step in which the device will be full; None if that is unknown."""
+        """The step in which the device will be full, of what is allocated or reserved; None if that is unknown."""
         peak, device = int(self.rows["allocated_peak_bytes"][-1]), self.process.device_bytes
         if not device or peak <= 0 or self.slope <= 0:
             return None
-        return int(self.rows["step"][-1]) + int((device - peak) / self.slope)
+        left = (device - peak) / self.slope
+        if (reserve := self.reserve_growth) is not None:
+            left = min(left, (device - reserve.reserved_bytes) / reserve.per_step)
+        return int(self.rows["step"][-1]) + int(left)
 
     @property
     def left_ns(self) -> float:

@@ -1,0 +1,53 @@
+"""Which ranks share a lasting rise of the peak memory: the phases of ranks are recorded in different steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import recordings
+from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.recording.reader import Recording
+
+GIB = 1 << 30
+_STEP = 150  # from which on the ranks of a test have a higher peak
+
+
+def _find_rises(folder: Path, added_gib: tuple[int, int]) -> list[Finding]:
+    """Return the findings about steps that need more memory if the ranks' peaks, of 3.9 GiB, rise by so much."""
+    for rank, added in enumerate(added_gib):
+        (path,) = folder.glob(f"allocator-rank{rank}-*.rec")
+        header, _, records = path.read_bytes().partition(b"\n")
+        rows = np.frombuffer(bytearray(records), [tuple(field) for field in json.loads(header)["dtype"]])
+        rows["allocated_peak_bytes"] += np.where(rows["step"] >= _STEP, added * GIB, 0)
+        rows["reserved_peak_bytes"] += np.where(rows["step"] >= _STEP, 10 * GIB, 0)
+        path.write_bytes(header + b"\n" + rows.tobytes())
+    recording = Recording.open(folder)
+    return [one for one in detect_findings(recording, recording.end_ns) if one.name == "memory_step"]
+
+
+@pytest.mark.parametrize(
+    ("added_gib", "ranks", "begin", "is_other_steady"),
+    [
+        ((0, 4), (1,), "Steps on rank 1 peak at 7.85 GiB instead of 3.85 GiB ", True),
+        ((4, 0), (0,), "Steps on rank 0 peak at 7.85 GiB instead of 3.85 GiB ", True),
+        ((4, 3), (0, 1), "Steps allocate up to ", False),
+        ((1, 8), (1,), "Steps on rank 1 peak at 11.85 GiB instead of 3.85 GiB ", False),
+    ],
+)
+def test_a_rise_is_told_once_with_its_ranks(
+    added_gib: tuple[int, int], ranks: tuple[int, ...], begin: str, is_other_steady: bool, tmp_path: Path
+) -> None:
+    (step,) = _find_rises(recordings.unpack_to_folder("hand-rank0", tmp_path), added_gib)
+    assert step.ranks == ranks
+    assert step.headline.startswith(begin)
+    assert len(step.headline) <= 80
+    assert ("; the peak of the other ranks is that of before" in step.details) is is_other_steady
+
+
+def test_reserved_memory_is_not_left(tmp_path: Path) -> None:
+    (step,) = _find_rises(recordings.unpack_to_folder("hand-rank0", tmp_path), (2, 2))
+    assert "125 GiB of the device are left" in step.details
