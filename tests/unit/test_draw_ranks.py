@@ -135,7 +135,7 @@ def test_the_table(three_ranks: Path) -> None:
         "  peak allocated    30.0 GiB  30.0 GiB     0 %",
         "  least free        89.0 GiB  89.0 GiB     0 %",
         "  CPU cores         2.00      2.00         0 %",
-        "  times: means of steps 1–5; others: medians",
+        "  steps 1–5: mean times, median cores",
         "",
     ]
     styles = {row_text(row)[:12].strip(): row[-1][1] for row in rows}
@@ -254,7 +254,7 @@ def test_figures_are_of_the_steps_since_a_rank_began_to_delay_the_other() -> Non
     assert picture.skew is not None
     assert picture.skew.since_step == 15
     rows = draw_table(picture, 46, 13, BLOCKS)
-    assert any("means of steps 15–24" in row_text(row) for row in rows)
+    assert any("steps 15–24: mean times" in row_text(row) for row in rows)
     (delay,) = (row for row in picture.table_rows if row.metric is RankMetric.WAIT)
     assert delay.own > 0.04
     assert delay.usual == 0
@@ -384,7 +384,7 @@ def test_estimated_figures_are_marked_in_the_table_and_beside_the_map(name: str,
     for label, is_marked in (("between phases", is_estimate), ("iteration", False), ("CPU cores", False)):
         (row,) = (row for row in rows if label in row)
         assert ("≈" in row) is is_marked
-    assert any("others: medians" in row for row in rows)
+    assert any("mean times, median cores" in row for row in rows)
     drawn = draw_map(picture, 90, 40, ASCII)
     (section,) = (section for _, section in drawn.sections if section.metric is RankMetric.OTHER)
     assert any("~" in row_text(row) for row in section.draw_rows()) is is_estimate

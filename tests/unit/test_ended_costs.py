@@ -9,6 +9,7 @@ import pytest
 
 import recordings
 from zerotop.analysis.findings import Finding, Severity
+from zerotop.analysis.findings.pace import host_pace
 from zerotop.analysis.findings.ranks import long_end
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import measure_training_s, overlap, rank_findings
@@ -90,8 +91,25 @@ def test_waiting_for_launches_costs_nothing_after_its_end() -> None:
     waited = steps[(steps["step"] >= 20) & (steps["step"] <= 79)]
     assert cost.seconds is not None
     # The first of them began earlier on the other rank.
-    assert cost.seconds == pytest.approx(cost.finding.evidence["share"] * measure_training_s(waited), rel=0.03)
+    assert cost.seconds == pytest.approx(cost.finding.cost * measure_training_s(waited), rel=0.03)
+    assert cost.seconds_text == " in steps 20 to 79"
     assert cost.seconds < measure_training_s(steps) / 5
+
+
+def test_a_share_of_some_steps_is_not_that_of_all_steps_that_it_costs() -> None:
+    """Kernels ran in 60 % of the time in steps 40 to 79, in 80 % before: 30 % of the time from step 20 on was lost."""
+    steps = np.zeros(200, STEP_DTYPE)
+    steps["steps"], steps["step"], steps["iteration_s"] = 1, np.arange(200), 0.1
+    steps["begin_unix_ns"] = np.arange(200) * 100_000_000
+    steps["end_unix_ns"] = steps["begin_unix_ns"] + 100_000_000
+    head = "launch_bound", int(steps["begin_unix_ns"][20]), int(steps["end_unix_ns"][79]), int(steps["end_unix_ns"][79])
+    shown = {"share": 0.4, "use": 0.6, "iteration_s": 0.1, "cores": 1.0}
+    found = Finding(*head, 20, (0,), Severity.INFO, 0.9, "", evidence=shown, cost=0.3, kind=host_pace._LAUNCHES)
+    (cost,) = rank_findings([found], steps, int(steps["end_unix_ns"][-1]))
+    assert cost.seconds == pytest.approx(0.3 * 18)
+    assert cost.seconds_text == " in steps 20 to 199"
+    (of_all,) = rank_findings([replace(found, kind=None)], steps, int(steps["end_unix_ns"][-1]))
+    assert of_all.seconds_text == ""
 
 
 def test_ranks_that_wait_in_turn_do_not_lose_more_than_the_time_that_passed() -> None:

@@ -268,6 +268,24 @@ def test_memory_outside_pytorch_is_read_while_the_allocator_is_unchanged(tmp_pat
     assert (early.bytes, "while NVML was read" in early.note) == (gib_to_bytes(1.5), True)
 
 
+def test_memory_outside_pytorch_while_the_allocator_grows_is_the_least_that_readings_agree_on(tmp_path: Path) -> None:
+    """It holds 5 GiB there, 1 after second 9. NVML is read up to a second later than the allocator."""
+    planted = PlantedRecording(tmp_path)
+    planted.node_event()
+    planted.write_engine()
+    readings = [make_reading(second, 1, 2 * second) for second in range(1, 31)]
+    planted.write_records(tables.ALLOCATOR, make_identity(0), readings, born=1)
+    seconds = [second + 1 - 0.07 * (second % 15) for second in range(2, 30)]
+    held = [(second, 2 * second + (1 if second > 9 else 5)) for second in sorted(seconds)]
+    planted.write_records(tables.GPUS, planted.node, [make_gpu_sample(second, size + 1) for second, size in held])
+    samples = [make_gpu_process_sample(second, make_identity(0).pid, size) for second, size in held]
+    planted.write_records(tables.GPU_PROCESSES, planted.node, samples)
+    recording = planted.open_recording()
+    for second, size in ((30, 1), (20.9, 1), (8.9, 5)):
+        outside = row_of(read_only_ledger(recording, second), "outside_pytorch").bytes
+        assert outside == pytest.approx(gib_to_bytes(size), rel=0.3)
+
+
 def record_container(folder: Path, first: float) -> PlantedRecording:
     """NVML shows one process, by the number that it has outside of the container."""
     recording = PlantedRecording(folder)

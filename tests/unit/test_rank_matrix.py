@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from recordings import open_recording
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
 from uneven_ranks import GIB, PERIOD_S, write_ranks
 from zerotop.analysis.ranks import matrix
-from zerotop.analysis.ranks.matrix import RankMatrices, RankMatrix, RankMetric, compute_median
+from zerotop.analysis.ranks.matrix import EMPTY_MATRIX, RankMatrices, RankMatrix, RankMetric, compute_median
 from zerotop.analysis.ranks.outliers import compare_rank, compute_deviations, find_skew, measure_deviations, order_outliers
 from zerotop.analysis.ranks.samples import RankSamples
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -156,6 +157,15 @@ def test_each_step_has_the_samples_taken_in_it(tmp_path: Path) -> None:
     assert cores[:, 3] == pytest.approx([1 + rank % 8 for rank in range(10)], rel=1e-3)
     assert samples.read_metric(RankMetric.PEAK, matrix) is peak
     assert all(samples.is_recorded(metric) for metric in RankMetric)
+
+
+def test_memory_is_the_highest_peak_and_the_least_free_of_the_recent_steps() -> None:
+    """As on the memory screen: memory that grows is at its most in the last steps, which a median leaves out."""
+    matrix = replace(EMPTY_MATRIX, steps=np.arange(6), recent_count=4)
+    grown = np.array([[90, 40, 42, np.nan, 50, 52], [np.nan] * 6], np.float32)
+    assert matrix.find_usual(RankMetric.PEAK, grown).tolist() == pytest.approx([52, np.nan], nan_ok=True)
+    assert matrix.find_usual(RankMetric.FREE, 100 - grown).tolist() == pytest.approx([48, np.nan], nan_ok=True)
+    assert matrix.find_usual(RankMetric.CORES, grown).tolist() == pytest.approx([50, np.nan], nan_ok=True)
 
 
 def test_earlier_rows_stay_the_same_as_steps_go_on(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_the_verdict_names_pace_memory_costs_and_the_price() -> None:
     assert memory == "GPU memory peaked at 38.25 GiB of 140 GiB (27 %) reserved on GPU 0."
     assert cost == (
         "What cost most: Iterations take 2.68 s, not 882 ms, since fp16 stopped skipping"
-        " (about 11 s, 44 % of the training time in skipped steps, 0.01 GPU hours ($0.0881))."
+        " (about 11 s in skipped steps, 44 % of the training time, 0.01 GPU hours ($0.0881))."
     )
     assert price == "The job cost $0.63 at $30.00 an hour."
     assert read_report("cpu-clean").verdict.sentences[2] == "No finding has a cost in time or memory."

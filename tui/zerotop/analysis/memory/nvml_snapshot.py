@@ -158,18 +158,25 @@ def _measure_outside(
 ) -> tuple[int | None, bool]:
     """Return the job's bytes beyond its allocators', and whether that is exact.
 
-    ``readings``: (unix time, the job's bytes), latest first.
+    ``readings``: (unix time, the job's bytes), latest first. Where the allocators' figures change around each of them, each
+    gives a range. What is outside rarely changes: of ranges that agree, the least upper end is nearest to it.
     """
-    approximate = None
+    least, most = 0, None
     counts = [source.count_until(cursor_ns) for source in allocators]
     for time_ns, job in readings:
         reserved = [_read_reserved(source, time_ns, count) for source, count in zip(allocators, counts, strict=True)]
         sizes = [size for size, _ in reserved if size is not None]
-        if len(sizes) == len(reserved) and job >= sum(sizes):
-            if all(is_unchanged for _, is_unchanged in reserved):
-                return job - sum(sizes), True
-            approximate = job - sum(sizes) if approximate is None else approximate
-    return approximate, False
+        held = sum(sizes)
+        if len(sizes) < len(reserved) or job < held:
+            continue
+        growth = [more for _, more in reserved if more is not None]
+        if len(growth) == len(reserved) and not any(growth):
+            return job - held, True
+        low = job - held - sum(growth) if len(growth) == len(reserved) else 0
+        if most is not None and (low > most or job - held < least):  # it has changed in between
+            break
+        least, most = max(least, low), job - held if most is None else min(most, job - held)
+    return most, False
 
 
 def _find_unchanged_times(readings: Source, gpu: int, time_ns: int, cursor_ns: int) -> list[int]:
@@ -184,13 +191,14 @@ def _find_unchanged_times(readings: Source, gpu: int, time_ns: int, cursor_ns: i
     return [int(own_ns) + readings.offset_ns for own_ns in same["time_ns"][::-1]]
 
 
-def _read_reserved(source: Source, time_ns: int, count: int) -> tuple[int | None, bool]:
-    """Return an allocator's reserved bytes at a moment, and whether the readings before and after, of ``count``, agree."""
+def _read_reserved(source: Source, time_ns: int, count: int) -> tuple[int | None, int | None]:
+    """Return the least that an allocator reserved at a moment, and how much more at most; None is not known.
+
+    Both follow from the readings before and after it, of ``count``.
+    """
     after = source.count_until(time_ns)
-    sizes = source.array["reserved_bytes"][max(0, after - 1) : min(after + 1, count)]
-    if not len(sizes):
-        return None, False
-    return int(sizes[0]), len(sizes) == 2 and sizes[0] == sizes[1]
+    sizes = source.array["reserved_bytes"][max(0, after - 1) : min(after + 1, count)].tolist()
+    return min(sizes, default=None), max(sizes) - min(sizes) if len(sizes) == 2 else None
 
 
 def _find_latest_source(at: At, table: str, host: str) -> Source | None:

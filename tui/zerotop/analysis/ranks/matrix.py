@@ -49,6 +49,7 @@ class RankMetric(Enum):
 
 METRIC_TABLES = {RankMetric.PEAK: "allocator", RankMetric.FREE: "gpus", RankMetric.CORES: "processes"}
 """The tables of sampled metrics."""
+_EXTREMES = {RankMetric.PEAK: np.fmax, RankMetric.FREE: np.fmin}  # which leave out NaN
 _PHASES = (RankMetric.DATA, RankMetric.FORWARD, RankMetric.BACKWARD, RankMetric.STEP, RankMetric.OTHER)
 _RECORDED_METRICS = tuple(metric for metric in RankMetric if metric.value.column)
 
@@ -307,10 +308,12 @@ def _estimate_phases(times: dict[RankMetric, Matrix], ranks: NDArray[np.intp]) -
 
 
 def compute_usual(metric: RankMetric, values: Matrix) -> Matrix:
-    """Return the usual value of each rank, (ranks,): the mean of times, the median of sampled values.
+    """Return the figure of each rank, (ranks,): the mean of times, the highest peak, the least free memory, median cores.
 
     Means of phases add up, and others wait for each pause of a rank, however rare they are.
     """
+    if metric in _EXTREMES:
+        return np.asarray(_EXTREMES[metric].reduce(values, axis=1, initial=np.nan), np.float32)
     if metric in METRIC_TABLES:
         return compute_median(values, 1)
     known = ~np.isnan(values)

@@ -48,7 +48,7 @@ def compute_deviations(values: Matrix, least: float) -> Matrix:
 
 
 def is_metric_alike(matrix: RankMatrix, metric: RankMetric, values: Matrix) -> bool:
-    """Whether ranks differ neither in their steps nor in their figures, which are medians of sampled values."""
+    """Whether ranks differ neither in their steps nor in their figures."""
     figures = matrix.find_usual(metric, values)
     spread = float(np.nanmax(figures) - np.nanmin(figures)) if not np.isnan(figures).all() else 0.0
     return spread < find_least_difference(metric, matrix, values) and not measure_deviations(matrix, metric, values).any()

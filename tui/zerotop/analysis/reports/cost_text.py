@@ -18,13 +18,13 @@ def describe_cost(cost: FindingCost, view: LiveView, units: formatting.ByteUnits
     """
     parts = []
     if cost.seconds is not None:
-        share = "" if cost.share is None else f", {describe_share(cost.share)}{cost.seconds_text}"
+        share = "" if cost.share is None else f", {describe_share(cost.share)}"
         duration = (
             formatting.format_long_time(cost.seconds) if cost.seconds >= 10 else formatting.format_seconds(cost.seconds)
         )
         # A finding says how long ranks had waited when it was found.
         duration += " in all" if cost.finding.name == "hung_ranks" else ""
-        parts.append(f"about {duration}{share}{_describe_hours(cost.seconds, view)}")
+        parts.append(f"about {duration}{cost.seconds_text}{share}{_describe_hours(cost.seconds, view)}")
     if cost.bytes is not None:
         parts.append(f"{formatting.format_bytes(cost.bytes, units)} of {'host' if cost.on_host else 'GPU'} memory")
     where = f" on {formatting.format_ranks(cost.ranks)}" if cost.bytes is not None and len(cost.ranks) == 1 else ""

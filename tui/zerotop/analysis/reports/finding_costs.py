@@ -37,6 +37,7 @@ class FindingCost:
     on_host: bool = False  # whether the bytes are host memory
     cause: Finding | None = None  # the finding that explains it
     share: float | None = None  # seconds as a share of the job's training time, 0 to 1; None without that
+    spent_steps: tuple[int, int] | None = None  # the first and the last of their steps, where the finding names others
     spent_ns: tuple[int, int] = (0, 0)  # begin and end of the time (unix) in which the seconds were spent, among others
     is_unfinished: bool = False  # whether no finished step includes them
     score: tuple[bool, bool, float, float] = (True, True, 0.0, 0.0)  # the costliest finding has the least
@@ -44,6 +45,8 @@ class FindingCost:
     @property
     def seconds_text(self) -> str:
         """The steps in which the seconds were spent, as the end of a phrase; "" where the finding names them."""
+        if self.spent_steps is not None:
+            return f" in steps {self.spent_steps[0]} to {self.spent_steps[1]}"
         return " in skipped steps" if self.finding.name in _SKIPPED else ""
 
 
@@ -124,6 +127,7 @@ def _compute_cost(finding: Finding, findings: Sequence[Finding], steps: Rows, en
         seconds if seconds > 0 else None,
         next((size for size in (on_gpu, on_host) if size > 0), None),
         on_host=on_gpu <= 0 < on_host,
+        spent_steps=_name_steps(finding, findings, steps),
         spent_ns=spent_ns,
         is_unfinished=is_unfinished,
     )
@@ -156,6 +160,13 @@ def _compute_seconds(
         return _measure_lost(finding, later) * measure_overlap(later), _find_extent(later)
     begin_ns -= round(seconds * 1e9) if name == "restarted" else 0  # it begins when the loss is over
     return seconds, (begin_ns, begin_ns + round(seconds * 1e9))
+
+
+def _name_steps(finding: Finding, findings: Sequence[Finding], steps: Rows) -> tuple[int, int] | None:
+    """Return the steps that it costs, if the finding itself names only some of them."""
+    is_other = finding.kind is not None and finding.kind.costs_other_steps
+    later = _select_steps(finding, findings, steps) if is_other else steps[:0]
+    return (finding.step or 0, int(later["step"].max())) if len(later) else None
 
 
 def _find_extent(steps: Rows) -> tuple[int, int]:

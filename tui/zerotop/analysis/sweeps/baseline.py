@@ -5,7 +5,7 @@ The setting is that of the last steps whose phases were recorded; a rank that us
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
@@ -16,12 +16,14 @@ from zerotop.analysis.memory.caching_allocator import DEFAULT_RULES, MIB, Alloca
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup, parse_setup
+from zerotop.analysis.memory.gpu_ledger import find_pids
+from zerotop.analysis.memory.nvml_snapshot import read_device_memory
 from zerotop.analysis.sweeps.phase_times import PhaseTimes, measure_times
-from zerotop.analysis.sweeps.recorded_moments import MicroStep, find_moments
-from zerotop.recording.keys import identify_process
+from zerotop.analysis.sweeps.recorded_moments import MicroStep, RankMoments, find_moments
+from zerotop.recording.keys import GpuKey, identify_process
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.devices import find_gpu_name, locate_allocators
-from zerotop.recording.reader import Recording
+from zerotop.recording.reader import Recording, Source
 from zerotop.recording.steps.step_table import RankSteps, StepTable
 from zerotop_probe.recording.event_values import DIMENSIONS
 from zerotop_probe.recording.events import EngineFacts, Hello
@@ -114,7 +116,6 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
     work = _describe_work(engine, rows)
     nodes = max(1, len(at.nodes))
     devices = [device for device in engine.devices or [] if device.total_bytes]
-    nvml = max((int(one.chosen.rows["nvml_process_bytes"].max()) for one in found), default=0)
     host = max(int(one.chosen.rows["host_rss_bytes"].max()) for one in found)
     reserved = max(int(one.chosen.rows["reserved_peak_bytes"].max()) for one in found)
     outside, outside_step = max(map(_find_highest, ranks))
@@ -133,7 +134,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         last=last,
         step_peak=step_peak,
         reserved=reserved,
-        nvml=nvml if nvml > reserved else None,
+        nvml=_add_outside(recording, found, gpus, reserved),
         host_rss=host if host > 0 else None,
         times=max(times, key=lambda one: one.iteration, default=None),
         computes_in=computes_in,
@@ -147,6 +148,23 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         pace_change=chosen.pace_change,
         mean_s=max((mean for one in found if isfinite(mean := one.chosen.stretch.measure_mean(one.process))), default=None),
     )
+
+
+def _add_outside(
+    recording: Recording, found: Sequence[RankMoments], gpus: Mapping[Source, GpuKey], reserved: int
+) -> int | None:
+    """Return what a process holds beyond its reserved memory too, as the memory screen does; None if that is unknown."""
+    most = 0
+    for one in found:
+        if (key := gpus[one.source]) is None:
+            continue
+        at = recording.at(int(one.chosen.rows["end_unix_ns"][-1]))
+        sharing = [source for source, other in gpus.items() if other == key]
+        device = read_device_memory(at, key, find_pids(at, key[0]), sharing)
+        if device is not None and device.job_bytes and device.outside_bytes:
+            own = device.outside_bytes - sum(size for _, size in device.by_other_ranks)
+            most = max(most, own // len(sharing))
+    return reserved + most if most > 0 else None
 
 
 def _find_highest(process: RankSteps) -> tuple[int, int]:

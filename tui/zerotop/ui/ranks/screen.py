@@ -141,7 +141,7 @@ class RanksScreen(MonitorScreen):
         ),
         (
             "least free",
-            "The lowest free memory of the rank's GPU in each step, including other processes' use.\n"
+            "The lowest free memory of the rank's GPU in NVML's samples of each step; other processes' use counts.\n"
             "It shows how close the rank came to an out-of-memory error.",
         ),
         (
@@ -152,8 +152,9 @@ class RanksScreen(MonitorScreen):
         (
             "other, others",
             "Times are means of the last 64 steps, or of those since a rank began to delay the others, or since fp16\n"
-            "stopped skipping steps; phases of steps that were only counted are estimated (≈). Memory and cores are\n"
-            "medians. Beside them are those of the median rank, of two ranks the other's.",
+            "stopped skipping steps; phases of steps that were only counted are estimated (≈). Memory is the highest\n"
+            "peak and the least free in these steps, cores are medians. Beside them are those of the median rank, of two\n"
+            "ranks the other's.",
         ),
         (
             "nodes",

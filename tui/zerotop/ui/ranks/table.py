@@ -35,8 +35,8 @@ def draw_table(picture: RankPicture, width: int, height: int, glyphs: Glyphs, *,
     title = panel_title(f"Rank {matrix.rank_numbers[picture.chosen]}", focused)
     name: Row = title if width < 46 else (*title, (f" {host}", "muted"))
     rows = [draw_rule(name, width, glyphs, placed), *(placed.draw_row(row, width, glyphs) for row in table)]
-    has_samples = any(row.metric in METRIC_TABLES for row in table)
-    notes = _describe_figures(picture, width, max(1, height - len(rows)), has_samples=has_samples)
+    shown = {row.metric for row in table}
+    notes = _describe_figures(picture, width, max(1, height - len(rows)), shown)
     if len(rows) >= height and not matrix.estimated_metrics:  # a title with the steps leaves all figures their rows
         short: Row = (*title, (glyphs.to_plain(f" · mean, {_name_steps(picture)}"), "muted"))
         if row_width(short) + 1 < placed.columns[1][1] + _FIGURE_WIDTH - len("rank"):
@@ -50,16 +50,15 @@ def _name_usual(picture: RankPicture) -> str:
     return "other" if len(picture.matrix.processes) == 2 else "others"
 
 
-def _describe_figures(picture: RankPicture, width: int, most: int, *, has_samples: bool) -> list[str]:
+def _describe_figures(picture: RankPicture, width: int, most: int, shown: set[RankMetric]) -> list[str]:
     """Return how the figures were made, and of which steps, in at most ``most`` lines: one or two."""
-    matrix, samples = picture.matrix, "; others: medians" if has_samples else ""
-    times = f"{'times: ' if has_samples else ''}means of {_name_steps(picture)}"
-    if not matrix.estimated_metrics:
-        lines = [times, samples.removeprefix("; ")]
-    elif most > 1:
-        lines = [times, f"{ESTIMATE_MARK} estimated from {matrix.figured_steps} of them{samples}"]
-    else:
-        return [f"{ESTIMATE_MARK} estimated from {matrix.figured_steps} of {_name_steps(picture)}"]
+    matrix, steps = picture.matrix, _name_steps(picture)
+    cores = ", median cores" if RankMetric.CORES in shown else ""
+    lines = [f"{steps}: mean times{cores}" if shown & METRIC_TABLES.keys() else f"means of {steps}"]
+    if matrix.estimated_metrics and most > 1:
+        lines.append(f"{ESTIMATE_MARK} estimated from {matrix.figured_steps} of them")
+    elif matrix.estimated_metrics:
+        return [f"{ESTIMATE_MARK} estimated from {matrix.figured_steps} of {steps}"]
     lines.append(_describe_readings(picture))
     whole = "; ".join(line for line in lines if line)
     return [whole] if len(whole) + 2 <= width else [line for line in lines if line][:most]

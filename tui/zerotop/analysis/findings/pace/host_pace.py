@@ -32,6 +32,7 @@ _LAUNCHES = FindingKind(
     ),
     advice="{help}",
     fix="{help_fix}",
+    costs_other_steps=True,
 )
 _ENDED = _LAUNCHES.with_changes(
     headline="The GPU waited for launches {share:percent} of the time up to step {until_step:.0f}"
@@ -77,7 +78,7 @@ class _Verdict(NamedTuple):
 
     steps: int
     finding: Finding | None
-    launching: dict[str, Any] | None  # the values of the finding that says so; None if the GPU waits for nothing
+    launching: dict[str, Any] | None  # the values and cost of the finding that says so; None if the GPU waits for nothing
 
 
 @in_each_attempt(kinds=None)
@@ -108,12 +109,13 @@ def _judge_pace(group: Group, steps: Rows, launching: dict[str, Any] | None) -> 
         evidence |= {"share": 1 - pace.use, "use": pace.use, "cores": pace.cores}
         ends = {"first_step": int(pace.rows["step"][0]), "last_step": int(pace.rows["step"][-1])}
         values = {"low_s": None, "high_s": None, **ends, **_advise(group, pace)}
-        found = _LAUNCHES.at_steps(group, begin, evidence, known_ns=known_ns, cost=1 - pace.use, **evidence | values)
-        return _Verdict(len(steps), found, {"evidence": evidence, "values": evidence | values})
+        cost = 1 - _measure_use(group, int(begin["begin_unix_ns"][0]), known_ns)
+        found = _LAUNCHES.at_steps(group, begin, evidence, known_ns=known_ns, cost=cost, **evidence | values)
+        return _Verdict(len(steps), found, {"evidence": evidence, "values": evidence | values, "cost": cost})
     if launching is not None:
         until = {"until_step": launching["values"]["last_step"]}
         evidence, values = launching["evidence"] | until, launching["values"] | until
-        found = _ENDED.at_steps(group, begin, evidence, known_ns=known_ns, cost=evidence["share"], **values)
+        found = _ENDED.at_steps(group, begin, evidence, known_ns=known_ns, cost=launching["cost"], **values)
         return _Verdict(len(steps), found, None)
     wanders = pace.wanders and not _is_disturbed(group, pace.rows)
     return _Verdict(len(steps), _WANDERS.at_steps(group, begin, evidence, known_ns=known_ns) if wanders else None, None)
@@ -128,14 +130,17 @@ def _is_disturbed(group: Group, rows: Rows) -> bool:
 
 def _measure_pace(group: Group, rows: Rows) -> _Pace:
     begin_ns, end_ns = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
-    uses = [measure_gpu_use(one, begin_ns, end_ns) for one in group.processes]
     cores = [_measure_cores(one, begin_ns, end_ns) for one in group.processes]
     levels = _select_unchanged(compute_levels(np.asarray(rows["iteration_s"], np.float64)))
     low, middle, high = np.percentile(levels, (5, 50, 95)).tolist()
     is_above = levels[np.abs(levels - middle) >= _WANDER_SHARE / 4 * middle] > middle
     crossings = int(np.count_nonzero(np.diff(is_above)))
     wanders = high - low >= _WANDER_SHARE * middle and crossings >= _CROSSINGS
-    return _Pace(rows, float(np.mean(uses)), float(np.mean(cores)), low, high, wanders)
+    return _Pace(rows, _measure_use(group, begin_ns, end_ns), float(np.mean(cores)), low, high, wanders)
+
+
+def _measure_use(group: Group, begin_ns: int, end_ns: int) -> float:
+    return float(np.mean([measure_gpu_use(one, begin_ns, end_ns) for one in group.processes]))
 
 
 def _select_unchanged(levels: Floats) -> Floats:
