@@ -45,7 +45,7 @@ def find_copies(
 
 def test_blocks_of_the_sizes_of_the_parameters_are_copies(tmp_path: Path) -> None:
     (finding,) = find_copies(tmp_path, 2.01, [[BLOCK, 30], [BLOCK + 4096, 2]], left=2.1)
-    assert finding.headline == "The model's weights are on the GPU twice more: 2.00 GiB"
+    assert finding.headline == "Tensors as large as the model's weights are on the GPU twice beside them: 2.00 GiB"
     assert (finding.severity.value, finding.advice) == ("info", "")
 
 
@@ -74,3 +74,11 @@ def test_a_variable_that_holds_as_many_bytes_is_named(gib: float, count: int, is
     found = find_copies(tmp_path, 3.5, [[GIB, 3]], left=3.5, held=[held])
     assert bool(found) is is_told
     assert all("The list loaded in main() (train.py) keeps them, in 298 tensors" in one.details for one in found)
+    assert all("a script's own states of an optimizer look alike" in one.details for one in found)
+
+
+def test_a_variable_may_be_needed(tmp_path: Path) -> None:
+    """As the average of the weights, of which a script keeps a tensor for each parameter."""
+    held = HELD_LIST | {"name": "loaded", "count": 298, "bytes": gib_to_bytes(2)}
+    (finding,) = find_copies(tmp_path, 3.5, [[GIB, 3]], left=3.5, held=[held], reserved=70)
+    assert finding.advice.startswith("If loaded is there only to copy its weights")

@@ -15,7 +15,7 @@ _KIND = FindingKind(
     severity=Severity.INFO,
     confidence=0.85,
     gpu_bytes="copied_bytes",
-    headline="{weights} are on the GPU {so_often} more: {copied_bytes:bytes}",
+    headline="Tensors as large as {weights} are on the GPU {so_often} beside them: {copied_bytes:bytes}",
     details=(
         "Blocks in no category have the sizes of the model's parameters, {so_often} as many, since before the first step. An"
         " average of the weights, another model of the same shape, and one that nothing uses look alike."
@@ -24,8 +24,11 @@ _KIND = FindingKind(
 )
 _HELD = _KIND.with_changes(
     confidence=0.9,
-    details="{holder} keeps them, in {count:,} tensors of {copied_bytes:bytes}, since before the first step.",
-    advice="Load what is not trained onto the CPU, and del {name} once its weights are copied.",
+    details=(
+        "{holder} keeps them, in {count:,} tensors of {copied_bytes:bytes}, since before the first step. A checkpoint that"
+        " was loaded, an average of the weights, and a script's own states of an optimizer look alike."
+    ),
+    advice="If {name} is there only to copy its weights into the model, load it onto the CPU, and del it after that.",
     fix='torch.load(path, map_location="cpu")',
 )
 # Copies that are worth a finding: this part of what is allocated after the first update.
@@ -60,7 +63,7 @@ def _build_finding(group: Group, found: dict[int, WeightCopies]) -> Finding:
         known_ns,
         {"copied_bytes": first.bytes, "copies": first.copies},
         ranks=list(found),
-        weights="The frozen weights" if first.is_of_frozen else "The model's weights",
+        weights="the frozen weights" if first.is_of_frozen else "the model's weights",
         so_often={1: "once", 2: "twice"}.get(first.copies, f"{first.copies} times"),
         holder=f"{holder.text[:1].upper()}{holder.text[1:]}" if holder is not None else None,
         name=holder.name if holder is not None else None,
