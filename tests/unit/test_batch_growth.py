@@ -93,6 +93,13 @@ def test_new_blocks_of_growing_batches_cost_time(tmp_path: Path, allocs: int, sl
     assert bool(finding.fix) is bool(finding.cost) is (severity == "warning")
 
 
+def test_time_that_grows_faster_than_sizes_is_not_that_of_new_blocks(tmp_path: Path) -> None:
+    """As with attention: with the square of the length."""
+    finding = find(tmp_path, "fast", slower=lambda step: SIZES["fast"](step) / SIZES["fast"](0), allocs=3)["batch_growth"]
+    assert finding.severity.value == "info"
+    assert "cudaMalloc" not in finding.details
+
+
 @pytest.mark.parametrize("sizes", ["one jump", "back and forth"])
 def test_other_sizes_are_no_plan(tmp_path: Path, sizes: str) -> None:
     assert "batch_growth" not in find(tmp_path, sizes)

@@ -110,7 +110,11 @@ def _measure(group: Group, growth: GrowingBatches, known_ns: int) -> Finding | N
         evidence |= {"before_bytes": peaks[0], "after_bytes": peaks[1]}
     lengths = _find_lengths(*sized)
     growing = _select(steps, int(growth.last_steps[0]) + 1, int(growth.first_steps[-1]), most=len(steps))
-    new_blocks = _measure_new_blocks(group.lead, growing, seconds[0] * larger)
+    between = _select(phased, int(growth.last_steps[0]) + 1, int(growth.first_steps[-1]), most=len(phased))
+    usual_sizes = _name_unit(group.lead, sized[0], between)[1] if len(between) else sizes
+    # Time may grow with the square of a size, as that of attention, up to that of the largest steps.
+    expected_s = max(seconds[0] * larger, min(seconds[1], seconds[0] * (usual_sizes[1] / usual_sizes[0]) ** 2))
+    new_blocks = _measure_new_blocks(group.lead, growing, expected_s)
     kind = _NEW_BLOCKS if new_blocks else _KIND
     evidence |= new_blocks
     return kind.at_steps(

@@ -147,9 +147,7 @@ class FindingKind:
     advice: str = ""
     fix: str = ""
     names_line: bool = False  # whether it tells of a line that takes the time, which no other finding then repeats
-    costs_other_steps: bool = (
-        False  # whether its headline names some of the steps that it costs, which are all from its own on
-    )
+    costs_other_steps: bool = False  # whether its headline names only some of the steps that it costs: all since its own
     measured_cause: str = ""  # the kind of findings that report what its detector measured as its cause
     lost_once: str = ""
     gpu_bytes: str = ""
