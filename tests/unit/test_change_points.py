@@ -82,7 +82,8 @@ def test_one_row_is_judged_as_many_rows_are(spoilt: float | None) -> None:
     found = 0
     for _ in range(2000):
         before_count, after_count = generator.integers(5, 21), generator.integers(4, 21)
-        levels = [(int(before_count), 1.0), (int(after_count), generator.choice([0.0, 0.8, 1.0, 1.1, 1.2, 3.0]))]
+        longer = (int(generator.integers(0, 6)), 1.4)  # than before, but perhaps not yet at the new level
+        levels = [(int(before_count), 1.0), longer, (int(after_count), generator.choice([0.0, 0.8, 1.0, 1.1, 1.2, 3.0]))]
         values = make_noisy_levels(levels, generator.choice([0.0, 0.02, 0.1]), int(generator.integers(2**32)))
         if spoilt is not None:
             values[generator.integers(len(values))] = spoilt

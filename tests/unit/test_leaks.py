@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from memory_recording import GIB, HELD_LIST, OOM, PlantedRecording, gib_to_bytes
 from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.findings import detect_findings
+from zerotop.analysis.findings.support.memory.growing_readings import GrowthStretch
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.kept_memory import find_leak
 from zerotop.analysis.memory.leak_holders import choose_holder
@@ -251,3 +253,14 @@ def test_what_a_variable_takes_once_where_a_leak_begins_is_no_part_of_it(tmp_pat
     recording = record_leak(tmp_path, held=held, sizes=sizes, count=(25, 2.0))
     (creep,) = [one for one in detect_findings(recording, BEGIN_NS + 60 * S) if one.name == "memory_creep"]
     assert "The list seen in main() (train.py) kept 5 tensors in step 25" in creep.details
+
+
+@pytest.mark.parametrize(("more", "per_step"), [(0, None), (200, 200)])
+def test_only_a_reserve_that_grows_fills_the_device(more: int, per_step: int | None) -> None:
+    """The peak falls by 100 MiB a step: without more reserve, only what is unused grows."""
+    rows = np.zeros(20, [("step", "<i8"), ("allocated_peak_bytes", "<i8"), ("reserved_peak_bytes", "<i8")])
+    rows["step"] = np.arange(20)
+    rows["allocated_peak_bytes"] = (3000 - 100 * rows["step"]) << 20
+    rows["reserved_peak_bytes"] = (9000 + more * rows["step"]) << 20
+    growth = GrowthStretch.reserve_growth.fget(SimpleNamespace(rows=rows, held=[0, 1]))  # type: ignore[attr-defined]
+    assert (growth and growth.per_step) == (None if per_step is None else per_step << 20)

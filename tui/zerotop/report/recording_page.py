@@ -140,12 +140,9 @@ def _build_finding(number: int, cost: FindingCost, report: RecordingReport) -> E
     after = format_long_time(max(0.0, (finding.begin_ns - report.begin_ns) / 1e9))
     price = []
     if cost.seconds is not None:
-        of = [
-            part
-            for part in (cost.seconds_text.strip(), describe_share(cost.share) if cost.share is not None else "")
-            if part
-        ]
-        price.append(element("p", element("b", f"{_format_cost(cost.seconds)}"), element("span", ", ".join(of))))
+        share = "" if cost.share is None else describe_share(cost.share)
+        of = ", ".join(filter(None, (cost.seconds_text.strip(), share)))
+        price.append(element("p", element("b", f"{_format_cost(cost.seconds)}"), element("span", of)))
         if report.price is not None:
             price.append(element("p", element("b", report.price.format_cost(cost.seconds)), element("span", "of the price")))
     if cost.bytes is not None:

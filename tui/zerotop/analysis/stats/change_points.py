@@ -162,10 +162,9 @@ def is_shift(before: list[float], after: list[float]) -> bool:
     if not all(beyond[:SHIFT_STEPS]) or sum(beyond) / len(beyond) < SHIFT_AGREE_SHARE:
         return False
     next_level, last_level = _find_median(after[:SHIFT_STEPS]), _find_median(before[-SHIFT_STEPS:])
-    change = abs(next_level - level)
-    return (
-        abs(next_level - last_level) >= SHIFT_SUDDEN_SHARE * change and abs(after[0] - level) >= SHIFT_FIRST_SHARE * change
-    )
+    new_level = _find_median([value for value in after if not math.isnan(value)])
+    begins = abs(after[0] - level) >= SHIFT_FIRST_SHARE * abs(new_level - level)
+    return begins and abs(next_level - last_level) >= SHIFT_SUDDEN_SHARE * abs(next_level - level)
 
 
 def _find_median(values: list[float]) -> float:

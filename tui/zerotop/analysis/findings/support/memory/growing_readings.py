@@ -173,6 +173,8 @@ class GrowthStretch(NamedTuple):
         if later < max(CREEP_BYTES, _LATER_SHARE * earlier) or earlier + later < self.held[-1] - self.held[0]:
             return None
         per_step = float(reserved[-1] - reserved[middle]) / max(1, int(steps[-1] - steps[middle]))
+        if per_step <= 0:  # what is used shrinks in a reserve that stays
+            return None
         return ReserveGrowth(int(reserved[-1]), int(unused[-1]), int(unused[-1] - unused[0]), per_step)
 
     @property
