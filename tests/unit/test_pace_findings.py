@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from zerotop.analysis.findings import Finding
 from zerotop.analysis.findings.host import crowded_cores
 from zerotop.analysis.findings.pace import iteration_drift, iteration_shift, long_pause
 from zerotop.analysis.findings.support import detection
+from zerotop.analysis.findings.support.causes.pace_shift import PaceShift
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, HOSTS, PROCESSES, SPANS
 from zerotop_probe.recording.writer import EventWriter
@@ -228,6 +231,25 @@ def test_two_steps_that_take_most_of_the_time_are_reported_with_the_second(tmp_p
     assert shift.cost > 0.9
     assert "no other change was recorded" in shift.details
     assert all(found == whole for found in others)
+
+
+def test_a_far_level_is_told_again_as_more_of_its_steps_end(tmp_path: Path) -> None:
+    """The first steps are no measure of it, and the job may end before it is followed as other changes are."""
+    write_steps(tmp_path, [0.05] * 40 + [3.1, 2.0, 5.0, 4.3, 4.6, 4.1, 4.2, 4.2])
+    whole, *others = (find_changes(tmp_path, piece) for piece in (WHOLE, 3, 50))
+    (shift,) = whole
+    assert (shift.step, shift.evidence["after_s"]) == (40, pytest.approx(4.2, rel=0.02))
+    parts = sum(value for name, value in shift.evidence.items() if name.endswith("_change_s"))
+    assert parts == pytest.approx(shift.evidence["after_s"] - shift.evidence["before_s"], rel=0.02)
+    assert all(found == whole for found in others)
+
+
+@pytest.mark.parametrize(("added_s", "told_s"), [(0.2, 0.12), (0.4, 0.18), (-0.1, 0.18)])
+def test_parts_of_a_change_add_up_to_no_more_than_it(added_s: float, told_s: float) -> None:
+    """The steps with phases, of which there are few, became longer by 0.3 s, 0.18 s of it in the forward."""
+    parts = {"data_s": -0.02, "forward_s": 0.18, "other_s": 0.14}
+    shift = PaceShift(cast("Any", SimpleNamespace(measure_parts=lambda: parts, added_s=added_s)), None)
+    assert shift.told_parts["forward_s"] == pytest.approx(told_s)
 
 
 def test_two_far_steps_that_stay_alone_have_an_end(tmp_path: Path) -> None:

@@ -112,6 +112,13 @@ class PaceShift:
         return self.change.measure_parts()
 
     @cached_property
+    def told_parts(self) -> dict[str, float]:
+        """The parts in proportion where they add up to more: the steps with phases may be few, and slower than most."""
+        total = sum(self.parts.values())
+        share = min(1.0, self.added_s / total) if total * self.added_s > 0 else 1.0
+        return {name: share * part for name, part in self.parts.items()}
+
+    @cached_property
     def device_parts(self) -> dict[str, float]:
         """The change of the GPU's own time for the phases that compute, in seconds."""
         return self.change.measure_device_parts()
@@ -156,7 +163,7 @@ class PaceShift:
         """The seconds of the change in its carrier, or in all the GPU's work; at most all of it."""
         if self.is_by_gpu and self.device_parts:
             return min(abs(sum(self.device_parts.values())), abs(self.added_s))
-        return min(abs(self.parts[self.carrier]), abs(self.added_s)) if self.carrier else abs(self.added_s)
+        return min(abs(self.told_parts[self.carrier]), abs(self.added_s)) if self.carrier else abs(self.added_s)
 
     @cached_property
     def _host_carrier(self) -> str:
