@@ -167,7 +167,7 @@ def _find_unfinished(window: SearchWindow[Group]) -> Iterator[Finding]:
             now = _Unfinished(step, begin_ns, usual, trained)
             begun += [now] if window.is_news(step, lambda *_: False, now) else []
             yield _build_unfinished(window.subject, _UNFINISHED, now, event.unix_ns)
-    for one, row in window.await_each(begun, lambda one: _find_end(lead.steps, one.begin_ns)):
+    for one, row in window.await_each(begun, lambda one: _find_end(lead.steps, one.begin_ns), "ends"):
         apart = ", ".join(name for name, column in _APART.items() if row[column] >= row["iteration_s"])
         yield _build_unfinished(window.subject, _ENDED, one, int(row["end_unix_ns"]), apart or None)
 
