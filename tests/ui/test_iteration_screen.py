@@ -235,6 +235,16 @@ async def test_other_signals_come_first_where_not_all_have_room() -> None:
         assert "GPU %" in await screen.press_keys("m", "m", "m")
 
 
+async def test_a_long_header_leaves_the_table_its_rows() -> None:
+    """One curve is there, and what the phases take in all."""
+    async with open_app(recordings.open_recording("hardware-bus"), size=(80, 24)) as screen:
+        text = screen.read_text()
+        assert {"waves", "phases"} == set(screen.app.shown_screen.own_boxes)
+        assert "CPU/2" in text
+        assert "RSS GiB" not in text
+        assert any(line.split()[:2] == ["iteration", "87.7"] for line in text.splitlines())
+
+
 async def test_one_rank_or_all() -> None:
     async with open_app(recordings.open_recording("story")) as screen:
         assert "4 ranks" in screen.read_text()

@@ -114,6 +114,13 @@ def test_init_looks_like_no_other_phase(theme: Theme) -> None:
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
+def test_bars_of_phases_stand_out(theme: Theme) -> None:
+    """Those of steps that were only counted, too."""
+    for phase in PHASES:
+        assert compute_contrast(theme.variables[phase], theme.background or "") >= 1.9, phase
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
 def test_text_can_be_read(theme: Theme) -> None:
     assert theme.background
     assert theme.panel

@@ -111,6 +111,11 @@ def test_a_share_of_some_steps_is_not_that_of_all_steps_that_it_costs() -> None:
     (cost,) = rank_findings([found], steps, int(steps["end_unix_ns"][-1]))
     assert cost.seconds == pytest.approx(0.3 * 18)
     assert cost.seconds_text == " in steps 20 to 199"
+    steps["iteration_s"][190:] = 3.0  # another cause, such as a thread that holds Python's lock
+    steps["end_unix_ns"] = np.cumsum(steps["iteration_s"] * 1e9).astype(np.int64)
+    steps["begin_unix_ns"][1:] = steps["end_unix_ns"][:-1]
+    (with_pauses,) = rank_findings([found], steps, int(steps["end_unix_ns"][-1]))
+    assert with_pauses.seconds == pytest.approx(0.3 * (17 + 2))
     (of_all,) = rank_findings([replace(found, kind=None)], steps, int(steps["end_unix_ns"][-1]))
     assert of_all.seconds_text == ""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recordings import open_recording
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.findings import Finding, Severity, link_findings, load_kinds
 from zerotop.analysis.findings.pace import (
@@ -26,6 +27,7 @@ from zerotop.analysis.findings.support import detection
 from zerotop.analysis.findings.support.links import drop_superseded
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.wander import find_split, measure_order, refine_split
+from zerotop.recording.steps.step_table import read_steps
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, PROCESSES, SPANS
 from zerotop_probe.recording.writer import EventWriter
@@ -517,3 +519,17 @@ def test_pauses_that_compile_again_and_again(
     found = find(tmp_path, long_pause.detect)
     assert [(one.step, one.severity, int(one.evidence.get("times", 0))) for one in found] == told
     assert all(one.evidence["pause_s"] == pytest.approx(4 * max(1, one.evidence.get("times", 1)), rel=0.01) for one in found)
+
+
+@pytest.mark.parametrize(("name", "ends"), [("hand-threads", True), ("cpu-stuck", True), ("x2-hang-collectives", False)])
+def test_a_long_step_is_told_to_last_until_it_ends(name: str, ends: bool) -> None:
+    recording = open_recording(name)
+    runner = detection.Detection(recording, [long_pause.detect])
+    runner.update()
+    told = [one for one in runner.ordered_findings if "not ended" in one.details or ", others " in one.headline]
+    last = told[-1]
+    steps = read_steps(recording)
+    ended = steps["end_unix_ns"][(steps["step"] == last.step) & (steps["rank"] == 0)].tolist()
+    assert ("not ended" in last.details) is not ends
+    assert ended == ([last.known_ns] if ends else [])
+    assert last.evidence["pause_s"] == pytest.approx((last.known_ns - last.begin_ns) / 1e9)

@@ -230,6 +230,15 @@ def test_two_steps_that_take_most_of_the_time_are_reported_with_the_second(tmp_p
     assert all(found == whole for found in others)
 
 
+def test_a_far_level_is_told_again_as_more_of_its_steps_end(tmp_path: Path) -> None:
+    """The first steps are no measure of it, and the job may end before it is followed as other changes are."""
+    write_steps(tmp_path, [0.05] * 40 + [3.1, 2.0, 5.0, 4.3, 4.6, 4.1, 4.2, 4.2])
+    whole, *others = (find_changes(tmp_path, piece) for piece in (WHOLE, 3, 50))
+    (shift,) = whole
+    assert (shift.step, shift.evidence["after_s"]) == (40, pytest.approx(4.2, rel=0.02))
+    assert all(found == whole for found in others)
+
+
 def test_two_far_steps_that_stay_alone_have_an_end(tmp_path: Path) -> None:
     write_steps(tmp_path, [0.05] * 40 + [20.0, 21.0] + [0.05] * 60)
     whole, *others = (find_changes(tmp_path, piece) for piece in (WHOLE, 3, 50))

@@ -172,7 +172,10 @@ def _measure_outside(
         growth = [more for _, more in reserved if more is not None]
         if len(growth) == len(reserved) and not any(growth):
             return job - held, True
-        low = job - held - sum(growth) if len(growth) == len(reserved) else 0
+        is_open = len(growth) < len(reserved)  # what a process holds before its allocator grows is less, too
+        if most is not None and is_open:
+            continue
+        low = 0 if is_open else job - held - sum(growth)
         if most is not None and (low > most or job - held < least):  # it has changed in between
             break
         least, most = max(least, low), job - held if most is None else min(most, job - held)

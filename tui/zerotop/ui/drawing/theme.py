@@ -120,7 +120,7 @@ LIGHT = Theme(
         "phase-checkpoint": "#475366",
         "phase-init": "#1b1a67",
         "phase-other": "#a8b3bf",
-        "phase-unknown": "#c8d0dc",
+        "phase-unknown": "#868d99",
         "memory-allocated": "#7a2eb8",
         "memory-reserved": "#d48ded",
         "memory-other": "#4278a1",

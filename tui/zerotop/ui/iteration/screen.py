@@ -32,7 +32,7 @@ from zerotop.ui.iteration.table import FULL_WIDTH, build_lines
 from zerotop.ui.live.panels import Iteration
 
 _SIDE_BY_SIDE_WIDTH = 82  # cells of the chart from which the table stands beside it
-_MIN_CHART_ROWS = 9  # rows
+_MIN_CHART_ROWS = 7  # title, sentence, phases, and a curve of four rows
 _MIN_STEP_ROWS, _MAX_STEP_ROWS = 8, 20
 _COUNT = in_footer(7, "iterations", label_index=1)
 

@@ -126,6 +126,7 @@ class FollowedShifts:
             shift, last = one.shift, one.shift.change.after[-1]
             later = steps[np.searchsorted(steps["step"], last["step"], "right") :][:BLOCK]
             known_ns = max(int(later["end_unix_ns"].max(initial=0)), one.found.known_ns)
+            yield from self._tell_far_levels(one, lead)
             if len(later) < BLOCK or known_ns > lead.at.cursor_ns:
                 continue
             if np.median(later["iteration_s"]) < (shift.before_s + shift.after_s) / 2:
@@ -135,6 +136,19 @@ class FollowedShifts:
                 change = StepChange(shift.change.group, shift.change.before, after, known_ns)
                 self._open.remove(one)
                 self.follow(self.measure(replace(shift, change=change), one.found._replace(known_ns=known_ns)))
+
+    def _tell_far_levels(self, one: _Followed, lead: Process) -> Iterator[ToldShift]:
+        """Yield such a change again with twice the steps, where they last and their level is not the one shown."""
+        steps, known = lead.steps, one.shift.change
+        later = steps[slice(*np.searchsorted(steps["step"], (one.shift.step, known.after["step"][-1] + BLOCK)))]
+        while len(later) >= (due := 2 * one.steps) and (known_ns := int(later["end_unix_ns"][due - 1])) <= lead.at.cursor_ns:
+            shift = replace(one.shift, change=StepChange(known.group, known.before, later[:due], known_ns))
+            lasts = np.median(later["iteration_s"][due // 2 : due]) >= (one.shift.before_s + one.shift.after_s) / 2
+            is_other = abs(shift.after_s / one.levels[1] - 1) > SHOWN_SHARE
+            one.steps = due
+            if lasts and is_other and known_ns > one.found.known_ns:
+                one.levels = one.levels[0], shift.after_s
+                yield ToldShift(one.shift, shift, one.found._replace(known_ns=known_ns), None)
 
     def _tell_levels(self, one: _Followed, steps: Rows) -> Iterator[ToldShift]:
         """Yield a change again where its levels, after each quarter of more steps, or its line are not those shown."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -71,10 +71,17 @@ _UNFINISHED = _KIND.with_changes(
     advice="See what the rank does: its stacks are on the Ranks screen.",
     fix="py-spy dump --pid {pid}",
 )
+_ENDED = _UNFINISHED.with_changes(
+    headline="Step {step} took {pause_s:seconds}, others {iteration_s:seconds}[: {place}]",
+    details="It is as long as {iterations:.0f} iterations[, with {apart} before it][; {cause}].",
+    advice=_KIND.advice,
+    fix=_KIND.fix,
+)
 _BY_THREAD = "Python runs one thread at a time: move the work at {location} to a separate process."
 # A step that has not ended is told with a sample of its silence, once it has taken so long (seconds, iterations) and longer
 # than all steps before together; then again with this many times as long.
 _UNFINISHED_S, _UNFINISHED_ITERATIONS, _LONGER_TIMES = 10.0, 100.0, 1.25
+_APART = {"an evaluation": "eval_s", "a checkpoint": "checkpoint_s"}
 _PLACES = ("data", "forward", "backward", "step", stack_lines.BETWEEN, stack_lines.UNSEEN)
 # A pause is told if it takes these seconds, this many iterations, and this share of the training so far or half a minute.
 _LEAST_S, _LEAST_ITERATIONS = 2.0, 30.0
@@ -113,6 +120,15 @@ class _Pause(NamedTuple):
         return any((count.seconds or 0.0) >= self.seconds / 2 for count in counts if count.unix_ns <= delay.end_ns)
 
 
+class _Unfinished(NamedTuple):
+    """A step that was told while it lasted."""
+
+    step: int
+    begin_ns: int
+    usual_s: float  # an iteration before it
+    trained_s: float  # in all before it
+
+
 class _Read(NamedTuple):
     """The number of steps that were looked at, the pause in the last of them, and all in which torch.compile compiled."""
 
@@ -132,8 +148,9 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
 
 def _find_unfinished(window: SearchWindow[Group]) -> Iterator[Finding]:
-    """Report a step that takes longer than all before it, while it lasts."""
+    """Report a step that takes longer than all before it, while it lasts, and its end."""
     lead = window.subject.lead
+    begun: list[_Unfinished] = []
     for event in stack_lines.select_events_in(window.items(lead.events_of(Stacks)), _PLACES, SILENT):
         steps = lead.steps_until(event.unix_ns)
         if len(steps) <= SETTLED_STEPS:
@@ -147,8 +164,18 @@ def _find_unfinished(window: SearchWindow[Group]) -> Iterator[Finding]:
             and not any(_ends_workers(process, begin_ns, event) for process in window.subject.processes)
             and window.is_news(lasted, lambda told, now: now >= _LONGER_TIMES * told, step)
         ):
-            evidence = {"pause_s": lasted, "iteration_s": usual, "share": lasted / (lasted + trained)}
-            yield _build_unfinished(window.subject, event, begin_ns, step, evidence)
+            now = _Unfinished(step, begin_ns, usual, trained)
+            begun += [now] if window.is_news(step, lambda *_: False, now) else []
+            yield _build_unfinished(window.subject, _UNFINISHED, now, event.unix_ns)
+    for one, row in window.await_each(begun, lambda one: _find_end(lead.steps, one.begin_ns), "ends"):
+        apart = ", ".join(name for name, column in _APART.items() if row[column] >= row["iteration_s"])
+        yield _build_unfinished(window.subject, _ENDED, one, int(row["end_unix_ns"]), apart or None)
+
+
+def _find_end(steps: Rows, begin_ns: int) -> Any:
+    """Return the first step that ended after a moment; None while there is none."""
+    later = steps[np.searchsorted(steps["end_unix_ns"], begin_ns, "right") :][:1]
+    return later[0] if len(later) else None
 
 
 def _ends_workers(process: Process, begin_ns: int, event: Event) -> bool:
@@ -158,9 +185,12 @@ def _ends_workers(process: Process, begin_ns: int, event: Event) -> bool:
     return bool(stacks) and find_wait(stacks[-1].training).kind is WaitKind.WORKERS
 
 
-def _build_unfinished(group: Group, event: Event, begin_ns: int, step: int, evidence: dict[str, float]) -> Finding:
-    threads = find_busy_threads(group.lead, begin_ns, event.unix_ns)
-    kind, values = _UNFINISHED, dict(line_findings.line_values(None))
+def _build_unfinished(group: Group, kind: FindingKind, one: _Unfinished, until_ns: int, apart: str | None = None) -> Finding:
+    """Return a finding about a step as it was at a time. ``apart``: what took as long before it, if that is known."""
+    lasted = (until_ns - one.begin_ns) / 1e9
+    evidence = {"pause_s": lasted, "iteration_s": one.usual_s, "share": lasted / (lasted + one.trained_s)}
+    threads = find_busy_threads(group.lead, one.begin_ns, until_ns)
+    values: dict[str, Any] = dict(line_findings.line_values(None))
     if threads and threads[0].line is not None:
         line = threads[0].line
         values = {"place": line.place, "line": line.text, "location": line.location}
@@ -169,8 +199,8 @@ def _build_unfinished(group: Group, event: Event, begin_ns: int, step: int, evid
     cause = threads[0].describe("", len(threads) - 1, cores) if threads else None
     evidence["iterations"] = evidence["pause_s"] / evidence["iteration_s"]
     pid = group.lead.source.pid
-    values |= {"step": step, "cause": cause, "pid": pid}
-    return kind.at(group, begin_ns, event.unix_ns, evidence, cost=evidence["share"], **values)
+    values |= {"step": one.step, "cause": cause, "pid": pid, "apart": apart}
+    return kind.at(group, one.begin_ns, until_ns, evidence, cost=evidence["share"], **values)
 
 
 def _find_pauses(window: SearchWindow[Group]) -> Iterator[_Pause]:

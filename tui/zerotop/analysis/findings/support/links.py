@@ -283,7 +283,7 @@ def grew_in_a_jump(effect: Finding, cause: Finding) -> bool:
         jump, grown = told["data_s"], max(effect.evidence.get("data_change_s", 0.0), grown / 2)
     else:
         of_levels = told.get("after_s", 0.0) - told.get("before_s", 0.0)
-        jump = told.get("added_s", told.get("jump_s", of_levels))
+        jump = told.get("added_s", told.get("jump_of_first_steps_s", of_levels))
     return effect.begin_ns < cause.begin_ns <= effect.end_ns and jump >= grown / 2
 
 
