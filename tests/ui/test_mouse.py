@@ -89,9 +89,12 @@ async def test_a_mark_on_the_seek_bar_goes_to_its_finding() -> None:
         finding = frame.all_findings[0]
         bar = app.screen.query_one(Transport)
         begin, length = measure_track(bar.size.width, frame.moment)
-        since_s = (finding.known_ns - app.viewer.source.begin_ns) / 1e9
+        since_s = (finding.detected_ns - app.viewer.source.begin_ns) / 1e9
         await pilot.click(bar, offset=(begin + find_track_cell(since_s, frame.moment, length), 0))
-        await wait_until(pilot, lambda: app.viewer.make_frame().headline == finding)
+        await wait_until(
+            pilot, lambda: (shown := app.viewer.make_frame().headline) is not None and shown.event == finding.event
+        )
+        assert app.viewer.compute_cursor() == finding.detected_ns
 
 
 async def test_a_mark_on_the_timeline_goes_to_its_finding() -> None:
@@ -103,9 +106,9 @@ async def test_a_mark_on_the_timeline_goes_to_its_finding() -> None:
             cell = (lanes.pictures.last_picture or picture).find_cell(mark.at_ns)
             await pilot.click(lanes, offset=(chart_begin(lanes.size.width) + cell, 0))
             await pilot.pause()
-            if app.viewer.compute_cursor() == mark.finding.known_ns:
+            if app.viewer.compute_cursor() == mark.finding.detected_ns:
                 break
-        assert app.viewer.compute_cursor() == mark.finding.known_ns
+        assert app.viewer.compute_cursor() == mark.finding.detected_ns
         assert app.viewer.make_frame().headline == mark.finding
 
 

@@ -202,21 +202,24 @@ class Viewer:
     # Findings
 
     def go_to_finding(self, finding: Finding) -> None:
-        """Go to where a finding had just become known; it is the headline while the cursor stays there."""
+        """Go to where it was first told, with what was known then; it is the headline while the cursor stays there."""
         self._begin_seek()
-        self._chosen_finding = finding
-        self.playhead.pause(min(finding.known_ns, self.source.end_ns))
+        told_ns = finding.detected_ns
+        then = (one for one in self.source.findings_at(told_ns) if one.event == finding.event)
+        self._chosen_finding = next(then, finding)
+        self.playhead.pause(min(told_ns, self.source.end_ns))
 
     def seek_finding(self, direction: int) -> bool:
         """Go to the next finding (1) or the previous one (-1). False if there is none."""
-        known, cursor_ns = self.source.findings_at(None), self.compute_cursor()
+        known, cursor_ns = sorted(self.source.findings_at(None), key=lambda one: one.detected_ns), self.compute_cursor()
         current = self._find_chosen_finding(cursor_ns)
-        if current is not None and current in known:
-            index = known.index(current) + direction
+        place = next((index for index, one in enumerate(known) if current and one.event == current.event), None)
+        if place is not None:
+            index = place + direction
         elif direction > 0:
-            index = sum(finding.known_ns <= cursor_ns for finding in known)
+            index = sum(finding.detected_ns <= cursor_ns for finding in known)
         else:
-            index = sum(finding.known_ns < cursor_ns for finding in known) - 1
+            index = sum(finding.detected_ns < cursor_ns for finding in known) - 1
         if not 0 <= index < len(known):
             return False
         self.go_to_finding(known[index])
@@ -224,5 +227,5 @@ class Viewer:
 
     def _find_chosen_finding(self, cursor_ns: int) -> Finding | None:
         """Return the finding gone to, while the cursor is still there."""
-        chosen = self._chosen_finding
-        return chosen if chosen is not None and chosen.known_ns == cursor_ns and not self.playhead.following else None
+        chosen, stays = self._chosen_finding, not self.playhead.following
+        return chosen if chosen is not None and stays and min(chosen.detected_ns, self.source.end_ns) == cursor_ns else None

@@ -169,7 +169,7 @@ def find_step_marks(findings: Iterable[Finding]) -> dict[int, str]:
 def find_time_marks(findings: Iterable[Finding], begin_ns: int) -> tuple[tuple[float, str], ...]:
     """Return (seconds since the begin, style) of each finding, the most severe last, to be drawn over the others."""
     shown = sorted((f for f in findings if f.confidence >= MIN_CONFIDENCE), key=lambda finding: _WEIGHTS[finding.severity])
-    return tuple(((finding.known_ns - begin_ns) / 1e9, choose_style(finding)) for finding in shown)
+    return tuple(((finding.detected_ns - begin_ns) / 1e9, choose_style(finding)) for finding in shown)
 
 
 def format_evidence(key: str, value: float) -> tuple[str, str]:

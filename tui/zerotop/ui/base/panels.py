@@ -96,7 +96,7 @@ class Transport(CommonPanel):
         marked = (
             finding
             for finding in self.frame.all_findings
-            if find_track_cell(finding.known_ns / 1e9 - begin_s, moment, length) == event.x - begin
+            if find_track_cell(finding.detected_ns / 1e9 - begin_s, moment, length) == event.x - begin
         )
         if length >= 6 and (finding := choose_most_severe(marked)) is not None:
             self.post_message(FindingChosen(finding))

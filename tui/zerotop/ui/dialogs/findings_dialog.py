@@ -173,7 +173,7 @@ class FindingsDialog(Dialog[Finding]):
     def _format_line(self, linked: LinkedFinding) -> Text:
         """Return a line with time, step and as much of the headline as fits, indented below its cause."""
         finding = linked.finding
-        muted = finding.known_ns > self.cursor_ns
+        muted = finding.detected_ns > self.cursor_ns
         colour = self._find_colour("muted" if muted else findings.choose_style(finding))
         time, step = self._format_place(finding)
         text = Text(no_wrap=True, overflow="ellipsis")
@@ -188,7 +188,7 @@ class FindingsDialog(Dialog[Finding]):
     def _format_place(self, finding: Finding) -> tuple[str, str]:
         """Return its time and step."""
         step = "" if finding.step is None else f"step {finding.step}"
-        return format_clock((finding.known_ns - self.begin_ns) / 1e9), step
+        return format_clock((finding.detected_ns - self.begin_ns) / 1e9), step
 
     def _find_colour(self, style: str) -> str:
         variables = self.app.theme_variables

@@ -58,8 +58,8 @@ def check_code(change: StepChange) -> Cause | None:
 def _select_samples(change: StepChange, process: Process) -> tuple[Sequence[Stacks], Sequence[Stacks]]:
     """Return the last events with samples of a rank before a change, and since then."""
     offset_ns = process.source.offset_ns
-    changed_ns = int(change.after["begin_unix_ns"][0]) - offset_ns
-    known = [one for one in process.events_of(Stacks) if one.why != SILENT and one.unix_ns <= change.latest_ns]
+    changed_ns, latest_ns = int(change.after["begin_unix_ns"][0]) - offset_ns, change.latest_ns
+    known = [one for one in process.events_of(Stacks) if one.why != SILENT and one.unix_ns <= latest_ns]
     before = [one for one in known if one.end_ns <= changed_ns][-_MOST_EVENTS:]
     since = [one for one in known if one.begin_ns >= changed_ns][-_MOST_EVENTS:]
     return before, since
