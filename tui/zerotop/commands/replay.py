@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from zerotop.commands.common.errors import USAGE, Problem
+from zerotop.commands.common.escape import print_escaped
 from zerotop.commands.common.terminal import has_terminal
 from zerotop.recording import catalog
 from zerotop.recording.reader import Recording
@@ -21,7 +22,7 @@ def replay(options: argparse.Namespace) -> int:
     if not has_terminal():
         from zerotop.analysis.reports.headline import summarize_recording
 
-        print(summarize_recording(recording))
+        print_escaped(summarize_recording(recording))
         print("The screens need a terminal: this is a summary. All findings: zerotop findings", file=sys.stderr)
         return 0
     from zerotop.analysis.views.recording_source import RecordingSource

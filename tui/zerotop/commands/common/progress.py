@@ -13,6 +13,7 @@ from zerotop.analysis.reports.headline import summarize_recording
 from zerotop.analysis.views.job_exit import Losses, read_ending
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.commands.common.errors import FAILED
+from zerotop.commands.common.escape import print_escaped
 from zerotop.commands.common.live_recording import RunningRecording
 from zerotop_probe.outside.job import job_control
 
@@ -39,7 +40,7 @@ def follow_job(path: Path) -> int:
     end = read_ending(recording)
     if end.exit_code != 0:
         print(*source.view_at(None).output[-_LAST_LINES:], sep="\n", file=sys.stderr)
-    print(summarize_recording(recording))
+    print_escaped(summarize_recording(recording))
     if loss := Losses(end.lost_records, end.lost_output_bytes).loss_sentence:
         print(loss)
     return FAILED if end.exit_code is None else end.exit_code
