@@ -596,6 +596,28 @@ def test_a_window_over_counted_steps_names_all_of_them(tmp_path: Path) -> None:
     assert health.at_peak.title == "highest reserved in several phases of steps 3 to 6"
 
 
+def test_a_window_after_the_last_finished_step_is_of_no_step_that_did_not_begin(tmp_path: Path) -> None:
+    """The rank reads its allocator once more when the recording ends, or a forward of another step failed before."""
+    spans = [make_span(10 + at, 10.9 + at, "step", at, tables.BOUNDARY | tables.COUNTED) for at in range(4)]
+    readings = [
+        make_reading(10.9, 2, 50, phase="step", edge="end", step=0),
+        make_reading(14.5, 9, 60, phase="step", edge="end", step=4),
+    ]
+    peaks = []
+    for name, more in (("ended", []), ("failed", [make_span(14.1, 14.4, "forward", 4, tables.FAILED)])):
+        recording, who = PlantedRecording(tmp_path / name), make_identity(0)
+        recording.write_engine()
+        recording.write_records(tables.SPANS, who, [*spans, *more])
+        recording.write_records(tables.ALLOCATOR, who, readings, peaks="window")
+        (rank,) = read_rank_peaks(recording.open_recording().at(second_to_unix_ns(15)))
+        peaks.append(rank.owning_peak)
+    assert [(peak.last_step, peak.has_ended) for peak in peaks] == [(3, False), (4, False)]
+    assert [peak.place_text for peak in peaks] == [
+        "in several phases of steps 1 to 3 or after them",
+        "in several phases of steps 1 to 4",
+    ]
+
+
 def make_peak_reading(at: float, peak: float, phase: str, edge: str) -> Any:
     return make_reading(
         at, 1, 50, phase=phase, edge=edge, allocated_peak_bytes=gib_to_bytes(peak), reserved_peak_bytes=gib_to_bytes(50)
