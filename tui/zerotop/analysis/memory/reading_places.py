@@ -11,16 +11,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.formatting import format_seconds
+from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.moment import find_sibling_table
 from zerotop.recording.reader import Recording, Source
 from zerotop.recording.samples import Ints
-from zerotop_probe.recording.tables import BOUNDARY, COUNTED, INCOMPLETE, PHASE_CODE, TICK, UNKNOWN
+from zerotop_probe.recording.tables import BOUNDARY, COUNTED, END, INCOMPLETE, PHASE_CODE, TICK, UNKNOWN
 
 Rows = NDArray[Any]
 
 # Spans or begins to look through for the phases around the first reading, and for the end of the step of the last one.
 _TAIL = 4096
+_AT_END_S = 0.001  # a reading so soon before the end of a step is of that end: an edge so soon after it is not read again
 _OTHER, _STEP, _INIT = (PHASE_CODE[name] for name in ("other", "step", "init"))
 _COLUMNS = ("step", "micro_step", "phase")
 _NO_PHASES = np.empty(0, [(name, np.int64) for name in ("begin_ns", "end_ns", "time_ns", "depth", *_COLUMNS)])
@@ -84,6 +87,24 @@ def locate_readings(recording: Recording, source: Source, begin: int, end: int) 
     for column, values in zip(places, found, strict=True):
         column[unseen] = values
     return places
+
+
+def describe_reading(at: At, source: Source, step: int) -> str:
+    """Return a sentence about when an allocator was last read, at the end of a step; "" where it was read at that end."""
+    count = source.count_until(at.cursor_ns)
+    if not count:
+        return ""
+    row = source.array[count - 1]
+    seconds = (at.cursor_ns - int(row["time_ns"]) - source.offset_ns) / 1e9
+    is_of_step = int(row["phase"]) == _STEP and int(row["edge"]) == END and int(row["step"]) == step
+    if is_of_step or seconds < _AT_END_S:
+        return ""
+    (number,), _, (code,) = (column.tolist() for column in locate_readings(at.recording, source, count - 1, count))
+    phase = f" in {find_phase_name(code).replace('_', ' ')}" if code not in (_OTHER, _STEP, UNKNOWN) else ""
+    other_step = "" if number in (step, UNKNOWN) else f" of step {number}" if phase else f" in step {number}"
+    when = f"{format_seconds(seconds)} before the end of step {step}"
+    where = f",{phase}{other_step}" if phase or other_step else ""
+    return f"PyTorch's allocator was last read {when}{where}: what it reserved and allocated is of that moment."
 
 
 def _number_steps(spans: Rows, times: Ints) -> tuple[Ints, NDArray[np.bool_]]:
