@@ -11,7 +11,7 @@ from zerotop.analysis.formatting import MIB, format_count, format_gib, format_ra
 from zerotop.analysis.memory.allocator_health import AllocatorHealth
 from zerotop.analysis.memory.expected.zero_model import Difference
 from zerotop.analysis.memory.host_ledger import LABELS, WORKERS, WORKERS_BASIS, HostLedger
-from zerotop.analysis.memory.ledger_rows import UNEXPLAINED, GpuLedger
+from zerotop.analysis.memory.ledger_rows import OUTSIDE, UNEXPLAINED, GpuLedger
 from zerotop.analysis.memory.memory_table import OUTDATED
 from zerotop.analysis.memory.phase_peaks import BEFORE, RankPeaks
 from zerotop.analysis.processes.phases import UNSEEN_NAME
@@ -121,6 +121,7 @@ def _format_peaks(peaks: RankPeaks, report: MemoryReport) -> list[str]:
         if at_peak.rank == rank and at_peak.ledger.host == peaks.process.host and at_peak.peak.place == owner.place:
             held = [(f"  {row.describe()}", format_gib(row.bytes)) for row in at_peak.ledger.rows if row.bytes]
             lines += align_columns([("  GPU memory at the peak", "GiB"), *held], "<>")
+            lines += _format_notes([row.note for row in at_peak.ledger.rows if row.key == OUTSIDE])
     rule = report.rules.get(rank)
     if rule is not None and (measured := peaks.step_peak) is not None:
         lines.append(

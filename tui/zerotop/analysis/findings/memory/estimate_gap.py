@@ -89,7 +89,7 @@ def _check_group(recording: Evidence, group: Group, rows: Rows) -> Finding | Non
     estimates = [one for one in estimate_job(setup) if is_for_setup(one, setup)] if setup is not None else []
     ledgers = read_peak_ledgers(recording.at.at(int(rows["end_unix_ns"][-1])), [gpu]) if gpu is not None else ()
     peaks = [one for one in ledgers if group.lead.rank in one.ledger.ranks]
-    if not estimates or not peaks:
+    if not estimates or not peaks or any(row.is_bound for row in peaks[0].ledger.rows):
         return None
     # Estimates that differ only in how the model was created, which is unknown, are the same for GPUs.
     estimate, peak = estimates[0], peaks[0]
