@@ -87,6 +87,8 @@ def _measure_outliving(lead: Process, jump: _Jump) -> tuple[int, int] | None:
 
 def _read_level(samples: Samples, place: int) -> tuple[int, int] | None:
     """Return the time and the allocated bytes of one of the readings after steps, the first or the last."""
+    if not len(samples):
+        return None
     is_level = (samples.rows["edge"] == END) & (samples.rows["phase"] == PHASE_CODE["step"])
     levels = samples.rows["allocated_bytes"][is_level]
     return (int(samples.times[is_level][place]), int(levels[place])) if len(levels) else None
