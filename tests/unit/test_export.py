@@ -15,7 +15,7 @@ import pytest
 
 import recordings
 from recordings import FOLDER
-from small_recording import BEGIN_NS, make_identity, make_record, read_recording
+from small_recording import BEGIN_NS, S, make_identity, make_record, read_recording
 from small_recording import make_span as span_of
 from small_recording import write_table as write_open
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
@@ -79,6 +79,7 @@ def test_spans(tmp_path: Path, fmt: str) -> None:
         ("incomplete", False),
         ("light", False),
         ("counted", False),
+        ("another_iterator", False),
         ("depth", 0),
         ("engine", 0),
     ]
@@ -103,6 +104,34 @@ def test_allocator_names_and_a_phase_of_the_future(tmp_path: Path) -> None:
     got = export_rows(read_recording(tmp_path), "allocator", "jsonl")
     assert [(row["phase"], row["edge"]) for row in got] == [("forward", "end"), (None, "tick")]
     assert "pad" not in got[0]
+
+
+def test_readings_between_phases_have_the_step_of_their_own_time(tmp_path: Path) -> None:
+    """The thread that reads the allocator sees only phases in progress: neither counted steps nor those recorded later."""
+    spans = [
+        *(span_of(1, 2, "forward", 0), span_of(3, 4, "step", 0, BOUNDARY)),
+        span_of(9, 10, "step", 1, BOUNDARY | tables.COUNTED),
+        span_of(19, 20, "step", 2, BOUNDARY | tables.COUNTED),
+        *(span_of(21, 22, "forward", 3), span_of(23, 24, "step", 3, BOUNDARY)),
+    ]
+    ticks = [
+        make_record(tables.ALLOCATOR, time_ns=int(at * S), step=0, micro_step=0, phase=0, edge=tables.TICK)
+        for at in (0.5, 1.5, 2.5, 15, 20.5, 21.5, 25)
+    ]
+    known = make_record(tables.ALLOCATOR, time_ns=30 * S, step=9, micro_step=1, phase=4, edge=tables.TICK)
+    write_closed_table(tmp_path, tables.SPANS, make_identity(0), *spans)
+    write_closed_table(tmp_path, tables.ALLOCATOR, make_identity(0), *ticks, known)
+    got = export_rows(read_recording(tmp_path), "allocator", "jsonl")
+    assert [(row["step"], row["micro_step"], row["phase"]) for row in got] == [
+        (None, None, "other"),
+        (0, 0, "forward"),
+        (0, None, "other"),
+        (2, None, None),
+        (3, None, "other"),
+        (3, 0, "forward"),
+        (None, None, "other"),
+        (9, 1, "backward"),
+    ]
 
 
 EXPORTED = [table for name, table in tables.TABLES.items() if name in TABLES]

@@ -82,6 +82,15 @@ def test_one_process_has_as_many_threads_as_cores(all_findings: Findings) -> Non
         assert 13 < spike.evidence["cores_each"] <= 16
 
 
+def test_a_bound_of_memory_outside_pytorch_is_called_one() -> None:
+    """NVML was read while the allocator grew to its peak, and at no quiet moment near it."""
+    recording = recordings.open_recording("story")
+    gap = find_one(detect_findings(recording, recording.end_ns), "estimate_gap")
+    assert str(gap.headline).startswith("The GPU held at most 35.68 GiB")
+    assert "The largest part of the difference is other tensors" in gap.details
+    assert "context, NCCL and cuBLAS at most " in gap.details
+
+
 # --- evaluation ----------------------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,9 @@ from zerotop_probe.inside.device.microscope import StepMicroscope
 from zerotop_probe.inside.evaluation_detector import EvaluationDetector
 from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.inside.span import Span
 from zerotop_probe.inside.stacks.stack_sampler import StackSampler
+from zerotop_probe.inside.ticker import Ticker
 from zerotop_probe.recording.events import Hello
 from zerotop_probe.recording.tables import BEGIN, BOUNDARY, END, FAILED, LIGHT, PHASES
 from zerotop_probe.recording.writer import Identity
@@ -414,6 +416,24 @@ class TestAllocator:
         rows = recorder_table(tmp_path)
         assert rows["edge"].tolist()[:3] == [BEGIN, 0, 0]
         assert set(rows["phase"].tolist()) == {PHASES.index("forward")}
+
+    def test_the_ticker_knows_no_step_between_phases(self, tmp_path: Path, recorder: Recorder) -> None:
+        seen: list[tuple[int, int, int]] = []
+        stack = [Span(10, PHASES.index("forward"), 0, (0, 7, 2), loose=False)]
+
+        def note_place(step: int, micro_step: int, phase: int) -> float:
+            seen.append((step, micro_step, phase))
+            stack.clear()
+            return 0.01
+
+        ticker = Ticker(stack, "a ticker", note_place, CostMeter())
+        ticker.start()
+        for _ in range(100):
+            if len(seen) >= 2:
+                break
+            time.sleep(0.05)
+        ticker.stop()
+        assert seen[:2] == [(7, 2, PHASES.index("forward")), (-1, -1, 0)]
 
 
 def recorder_table(tmp_path: Path) -> Any:

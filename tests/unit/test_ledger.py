@@ -539,6 +539,33 @@ def test_the_ledger_at_the_peak(tmp_path: Path) -> None:
     assert (earlier.peak.phase, earlier.peak.step, earlier.ledger.allocated_bytes) == ("forward", 0, gib_to_bytes(9.5))
 
 
+def test_outside_pytorch_at_a_peak_is_of_a_reading_without_changes_or_a_bound(tmp_path: Path) -> None:
+    """NVML is read while the allocator grows to its peak by 8 GiB, and once more right after it."""
+    readings = [
+        *(make_reading(3, 1, 1, phase="backward", edge="begin"), make_reading(4, 9, 9, phase="backward", edge="end")),
+        *(make_reading(5, 2, 9, phase="step", edge="end"), make_reading(6, 2, 9)),
+    ]
+    ledgers = []
+    for later in (False, True):
+        (tmp_path / str(later)).mkdir()
+        planted = PlantedRecording(tmp_path / str(later))
+        planted.node_event()
+        planted.write_engine()
+        planted.write_records(tables.SPANS, make_identity(0), [make_span(3, 4, "backward")])
+        planted.write_records(tables.ALLOCATOR, make_identity(0), readings, born=1, peaks="window")
+        used = [(3.5, 10), (4.5, 10.5)] if later else [(3.5, 10)]
+        planted.write_records(tables.GPUS, planted.node, [make_gpu_sample(at, size + 0.5) for at, size in used])
+        samples = [make_gpu_process_sample(at, make_identity(0).pid, size) for at, size in used]
+        planted.write_records(tables.GPU_PROCESSES, planted.node, samples)
+        (peak,) = read_peak_ledgers(planted.open_recording().at(second_to_unix_ns(6)))
+        ledgers.append(peak.ledger)
+    bound, exact = (row_of(ledger, "outside_pytorch") for ledger in ledgers)
+    assert (bound.bytes, bound.is_bound) == (gib_to_bytes(9), True)
+    assert "at most this, and at least 1.00 GiB" in bound.note
+    assert (exact.bytes, exact.is_bound) == (gib_to_bytes(1.5), False)
+    assert exact.note == "Memory outside PyTorch is from NVML's reading 500 ms after this moment."
+
+
 def read_phase_peaks(recording: Recording, second: float) -> dict[str, float]:
     (peaks,) = read_rank_peaks(recording.at(second_to_unix_ns(second)))
     assert [peak.allocated_bytes for peak in peaks.phases] == sorted((p.allocated_bytes for p in peaks.phases), reverse=True)
@@ -594,6 +621,29 @@ def test_a_window_over_counted_steps_names_all_of_them(tmp_path: Path) -> None:
     assert [flush.step for flush in health.flushes] == [6]
     assert health.at_peak is not None
     assert health.at_peak.title == "highest reserved in several phases of steps 3 to 6"
+
+
+def test_a_window_after_the_last_finished_step_is_of_no_step_that_did_not_begin(tmp_path: Path) -> None:
+    """The rank reads its allocator once more when the recording ends, or a forward of another step failed before."""
+    spans = [make_span(10 + at, 10.9 + at, "step", at, tables.BOUNDARY | tables.COUNTED) for at in range(4)]
+    readings = [
+        make_reading(10.9, 2, 50, phase="step", edge="end", step=0),
+        make_reading(14.5, 9, 60, phase="step", edge="end", step=4),
+    ]
+    peaks = []
+    for name, more in (("ended", []), ("failed", [make_span(14.1, 14.4, "forward", 4, tables.FAILED)])):
+        (tmp_path / name).mkdir()
+        recording, who = PlantedRecording(tmp_path / name), make_identity(0)
+        recording.write_engine()
+        recording.write_records(tables.SPANS, who, [*spans, *more])
+        recording.write_records(tables.ALLOCATOR, who, readings, peaks="window")
+        (rank,) = read_rank_peaks(recording.open_recording().at(second_to_unix_ns(15)))
+        peaks.append(rank.owning_peak)
+    assert [(peak.last_step, peak.has_ended) for peak in peaks] == [(3, False), (4, False)]
+    assert [peak.place_text for peak in peaks] == [
+        "in several phases of steps 1 to 3 or after them",
+        "in several phases of steps 1 to 4",
+    ]
 
 
 def make_peak_reading(at: float, peak: float, phase: str, edge: str) -> Any:

@@ -12,13 +12,14 @@ import pytest
 
 import recordings
 from declared_events import check_event
-from memory_recording import HELD_LIST
+from memory_recording import HELD_LIST, PlantedRecording, make_reading
+from small_recording import make_identity, make_span
 from zerotop.analysis.findings import Finding, detect_findings
 from zerotop.analysis.views.memory_view import read_memory_view
 from zerotop.recording.reader import Recording
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.memory.allocation_lines import count_look_rows, draw_look
-from zerotop_probe.recording.tables import PHASE_CODE
+from zerotop_probe.recording.tables import ALLOCATOR, BOUNDARY, PHASE_CODE, SPANS
 
 MAIN = ("train.py", 120, "main", True)
 KEEP = [("train.py", 57, "keep", True), MAIN]
@@ -274,6 +275,28 @@ def test_the_lines_of_logits(tmp_path: Path) -> None:
         "elements, allocated at train.py:120 in main (loss_utils.py:36 in fixed_cross_entropy:"
         " torch.nn.functional.cross_entropy) and train.py:30 in forward (torch.nn.modules.linear). The backward"
     ) in logits.details
+
+
+@pytest.mark.parametrize(("after", "told"), [(5.0, ""), (8.0, ", 3.00 GiB of them in tensors that outlived the next step")])
+def test_tensors_that_evaluation_leaves_are_told_once_a_step_has_ended(after: float, told: str, tmp_path: Path) -> None:
+    """A variable has the last outputs of an evaluation until it gets others, at the latest in the next step."""
+    recording, who = PlantedRecording(tmp_path), make_identity(0)
+    recording.write_engine()
+    spans, readings = [], []
+    for step in range(20):
+        at = 10 + step
+        if step == 10:
+            spans.append(make_span(at, at + 0.3, "eval", step))
+            readings.append(make_reading(at, 4.5, 10, phase="eval", edge="begin", step=step))
+            readings.append(make_reading(at + 0.3, 9, 16, phase="eval", edge="end", step=step))
+        spans.append(make_span(at + 0.5, at + 0.9, "step", step, BOUNDARY))
+        held, reserved = (5.0, 10) if step < 10 else (after, 16)
+        readings.append(make_reading(at + 0.9, held, reserved, phase="step", edge="end", step=step))
+    recording.write_records(SPANS, who, spans)
+    recording.write_records(ALLOCATOR, who, readings, peaks="window")
+    (jump,) = find_named(recording.open_recording(), "validation_jump")
+    assert f"6.00 GiB stay reserved afterwards{told}" in jump.details
+    assert ("tensors" in jump.details) is bool(told)
 
 
 def test_the_line_of_an_evaluation(tmp_path: Path) -> None:

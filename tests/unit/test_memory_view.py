@@ -18,9 +18,10 @@ from memory_recording import (
     record_two_steps,
 )
 from memory_sums import check_memory_view
-from small_recording import BEGIN_NS, S, make_identity
+from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.memory.memory_table import FREED, TO_COME, MemoryLine
 from zerotop.analysis.views.memory_view import MemoryView, read_memory_view
+from zerotop.analysis.views.recording_source import StepEnd
 from zerotop_probe.recording import events, tables
 
 
@@ -99,6 +100,39 @@ def test_when_a_failure_ended_them_it_is_that(tmp_path: Path) -> None:
     assert view.failure is not None
     assert view.failure.kind == "memory"
     assert view_at(recording, 24).failure is None
+
+
+def test_the_state_at_the_end_of_a_step_names_the_moment_of_an_earlier_reading(tmp_path: Path) -> None:
+    """Of counted steps only the end is known, and the allocator is read at no end but the last."""
+    recording, who = PlantedRecording(tmp_path), make_identity(0)
+    recording.write_engine()
+    counted = tables.BOUNDARY | tables.COUNTED
+    spans = [
+        *(make_span(10.5, 10.9, "step", 0, tables.BOUNDARY), make_span(11.8, 11.9, "step", 1, counted)),
+        *(make_span(12.8, 12.9, "step", 2, counted), make_span(13.1, 13.5, "backward", 3)),
+        make_span(13.8, 13.9, "step", 3, tables.BOUNDARY),
+    ]
+    readings = [
+        make_reading(10.9, 5, 9, phase="step", edge="end", step=0),
+        make_reading(11.64, 7, 9, step=0),
+        make_reading(13.2, 6, 9, phase="backward", step=3),
+    ]
+    recording.write_records(tables.SPANS, who, spans)
+    recording.write_records(tables.ALLOCATOR, who, readings, peaks="window")
+    opened = recording.open_recording()
+    notes = []
+    for step in range(4):
+        end_ns = BEGIN_NS + int(round(10.9 + step, 1) * S)
+        view = read_memory_view(opened.at(end_ns), last=StepEnd(step, end_ns))
+        assert view.gpu is not None
+        notes.append([note for note in view.gpu.notes if "last read" in note])
+    text = "PyTorch's allocator was last read {}: what it reserved and allocated is of that moment."
+    assert notes == [
+        [],
+        [text.format("260 ms before the end of step 1")],
+        [text.format("1.26 s before the end of step 2, in step 1")],
+        [text.format("700 ms before the end of step 3, in backward")],
+    ]
 
 
 def record_ranks(folder: Path, count: int) -> PlantedRecording:

@@ -14,8 +14,10 @@ from zerotop_probe.inside.budget import read_budget
 from zerotop_probe.inside.guard import CostMeter, Guard
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording.interruptions import is_interruption
+from zerotop_probe.recording.tables import UNKNOWN
 
-# Called with (step, micro-step, phase); returns the seconds until the next call.
+# Called with (step, micro-step, phase) of the innermost phase in progress, unknown between phases; returns the seconds until
+# the next call.
 Task = Callable[[int, int, int], float]
 
 OWN_THREADS = "zerotop-"
@@ -59,14 +61,14 @@ class Ticker:
     def _run_task(self) -> None:
         sys.settrace(None)  # what the job has set for all new threads
         sys.setprofile(None)
-        step, micro_step, wait_s = 0, 0, 0.1
+        wait_s = 0.1
         while not self._wait(self._stop_event, wait_s):
             begin_ns = time.thread_time_ns()
             try:
                 span = self._stack[-1]
                 step, micro_step, phase = span.step, span.micro_step, span.phase
             except IndexError:
-                phase = 0
+                step, micro_step, phase = UNKNOWN, UNKNOWN, 0
             try:
                 wait_s = self._task(step, micro_step, phase)
             except Exception as error:

@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.memory.allocator_settings import AllocatorSettings, read_settings
 from zerotop.analysis.memory.phase_peaks import find_window_steps, read_peaks
-from zerotop.analysis.processes.phases import find_phase_name
+from zerotop.analysis.memory.reading_places import locate_readings
+from zerotop.analysis.processes.phases import UNSEEN, find_phase_name
 from zerotop.recording.keys import identify_process
 from zerotop.recording.moments.at import At
 from zerotop.recording.reader import Recording, Source
 from zerotop.recording.steps.missing_steps import find_recorded
 from zerotop.recording.steps.step_dtype import has_phases
 from zerotop_probe.recording.events import Hello, OutOfMemory
-from zerotop_probe.recording.tables import TICK
+from zerotop_probe.recording.tables import TICK, UNKNOWN
 
 _MOST_FLUSHES = 100
 
@@ -33,7 +34,7 @@ class Flush:
 
     unix_ns: int  # of the later reading
     step: int
-    phase: str  # the innermost at that time
+    phase: str  # the innermost at that time; UNSEEN_NAME in a counted step
     retries: int  # since the reading before
     freed_bytes: int  # by how much less is reserved than before; 0 where as much was reserved again
     extra_s: float | None  # by how much the step took longer than the median of steps without; None where not known
@@ -132,14 +133,16 @@ def _build_flush(
     recording: Recording, source: Source, index: int, steps: NDArray[Any] | None, usual_s: float | None
 ) -> Flush:
     row, before = source.array[index], source.array[index - 1] if index else None
-    step = int(row["step"]) if row["edge"] != TICK else find_window_steps(recording, source, index)[1]
+    window = find_window_steps(recording, source, index)
+    step = int(row["step"]) if row["edge"] != TICK else window.last + window.is_open
+    (phase,) = locate_readings(recording, source, index, index + 1).phase.tolist()
     freed = int(before["reserved_bytes"]) - int(row["reserved_bytes"]) if before is not None else 0
     # A flush in one of several counted steps is read after the last of them.
     seconds = steps["iteration_s"][(steps["step"] == step) & has_phases(steps)].tolist() if steps is not None else []
     return Flush(
         unix_ns=int(row["time_ns"]) + source.offset_ns,
         step=step,
-        phase=find_phase_name(int(row["phase"])),
+        phase=find_phase_name(phase if phase != UNKNOWN else UNSEEN),
         retries=int(row["retries"]) - (int(before["retries"]) if before is not None else 0),
         freed_bytes=max(0, freed),
         extra_s=seconds[0] - usual_s if usual_s is not None and seconds else None,

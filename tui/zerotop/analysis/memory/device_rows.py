@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zerotop.analysis.formatting import Text, format_seconds
 from zerotop.analysis.memory.ledger_rows import (
     APART,
     BEFORE,
@@ -19,6 +20,9 @@ from zerotop.analysis.memory.nvml_snapshot import DeviceMemory
 
 _NVML = "NVML, its last reading"
 _KERNEL = "/proc/meminfo, its last reading"
+_NARROW_NOTE = "PyTorch's memory changed while NVML was read: a few blocks may be counted wrongly."
+_WIDE_NOTE = "PyTorch's memory changed while NVML was read: outside PyTorch is at most this, and at least {least:bytes}."
+_FEW_BLOCKS = 256 << 20
 _LEFT = "the device less the other rows"
 _MEANWHILE = "NVML and PyTorch samples differ in time: the rows use PyTorch's."
 _NO_FIGURE = "NVML and PyTorch samples differ in time: the rest of the device cannot be divided."
@@ -87,8 +91,13 @@ def _fit_rows(rows: list[LedgerRow], total: int, reserved: int) -> list[LedgerRo
 
 def _build_outside_rows(device: DeviceMemory) -> list[LedgerRow]:
     figure = "NVML's process" if device.job_bytes is not None else "NVML's device beyond its first reading,"
-    note = "" if device.is_exact else "PyTorch's memory changed while NVML was read: a few blocks may be counted wrongly."
-    outside = device.outside_bytes or 0
+    outside, least = device.outside_bytes or 0, device.outside_least_bytes
+    is_wide = not device.is_exact and outside - least > _FEW_BLOCKS
+    note = "" if device.is_exact else Text(_WIDE_NOTE, {"least": least}) if is_wide else _NARROW_NOTE
+    if device.outside_after_ns is not None:
+        after = format_seconds(device.outside_after_ns / 1e9)
+        note = f"Memory outside PyTorch is from NVML's reading {after} after this moment."
     by_others = min(outside, sum(size for _, size in device.by_other_ranks))
-    row = LedgerRow(OUTSIDE, outside - by_others, f"{figure} less PyTorch's reserved at that moment", note)
+    basis = f"{figure} less PyTorch's reserved at that moment"
+    row = LedgerRow(OUTSIDE, outside - by_others, basis, note, is_bound=is_wide)
     return [row, LedgerRow(OTHER_RANKS, by_others, "NVML's processes")] if by_others else [row]

@@ -106,6 +106,7 @@ def build_ledger(
     engines: Sequence[Engine],
     *,
     at_peak: bool = False,
+    until_ns: int | None = None,
 ) -> ledger_rows.GpuLedger:
     """Return one GPU's ledger.
 
@@ -113,10 +114,11 @@ def build_ledger(
         holders: the allocators on the GPU.
         engines: the ``engine`` events of its node.
         at_peak: the first holder is at its peak, not at its last reading.
+        until_ns: up to when readings of NVML may count that are later than the cursor.
     """
     host, index = gpu_key
     allocators = [holder.source for holder in holders]
-    device = read_device_memory(at, gpu_key, find_pids(at, host), allocators)
+    device = read_device_memory(at, gpu_key, find_pids(at, host), allocators, until_ns=until_ns)
     ranks = tuple(sorted(holder.process.rank for holder in holders))
     has_released = device is not None and device.has_given_back and not at_peak
     if has_released:

@@ -52,6 +52,7 @@ class LedgerRow:
     growth_bytes: int = 0  # of GROWN, or of ACTIVATIONS: by which they grow in each step
     since_step: int | None = None  # of GROWN: after which it was not there
     is_initial: bool = False  # of ACTIVATIONS: no step has begun
+    is_bound: bool = False  # of OUTSIDE: it may be much less
     is_outdated: bool = False  # of a category: memory has changed since it was counted
 
     def describe(self, units: ByteUnits = BINARY) -> str:

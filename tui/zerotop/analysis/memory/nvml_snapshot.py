@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,7 +41,8 @@ class DeviceMemory:
     others_bytes: int  # by other processes
     driver_bytes: int  # by no process: the driver's own, and memory that NVML does not attribute
     before_bytes: int | None  # in use when the recording began; replaces the two above where job_bytes is None
-    outside_bytes: int | None  # by the job's processes beyond their allocators' figures
+    # By the job's processes beyond their allocators' figures: at most, where that is not exact.
+    outside_bytes: int | None
     is_exact: bool  # the allocators did not change around that reading
     # Bytes of the job's processes that have no allocator here, such as contexts of ranks that train on another GPU, by
     # process id; a part of job_bytes and of outside_bytes.
@@ -49,6 +50,10 @@ class DeviceMemory:
     has_given_back: bool = False  # the job uses less than its allocators held at their last, outdated reading
     host_bytes: int | None = None
     """Of unified memory, of which the kernel has the figures above: what the job's processes hold as host memory."""
+    outside_least_bytes: int = 0
+    """The least of ``outside_bytes`` where that is not exact."""
+    outside_after_ns: int | None = None
+    """How long after the cursor NVML was read for ``outside_bytes``; None before it."""
 
     @property
     def is_unified(self) -> bool:
@@ -56,12 +61,23 @@ class DeviceMemory:
         return self.host_bytes is not None
 
 
-def read_device_memory(at: At, gpu_key: GpuKey, pids: set[int], allocators: Sequence[Source]) -> DeviceMemory | None:
+class _Outside(NamedTuple):
+    """Bytes of the job's processes beyond their allocators'."""
+
+    bytes: int | None  # at most
+    is_exact: bool
+    least: int = 0
+
+
+def read_device_memory(
+    at: At, gpu_key: GpuKey, pids: set[int], allocators: Sequence[Source], *, until_ns: int | None = None
+) -> DeviceMemory | None:
     """Return a GPU's figures at the cursor; None where NVML was not available.
 
     Args:
         pids: the job's processes on the host.
         allocators: the allocator tables with this GPU.
+        until_ns: how long to look for what is outside of the allocators, where they changed around all readings before.
     """
     host, gpu = gpu_key
     if gpu_key in read_devices(at).unified:
@@ -80,8 +96,8 @@ def read_device_memory(at: At, gpu_key: GpuKey, pids: set[int], allocators: Sequ
         if before is None:
             return DeviceMemory(total, used, None, 0, 0, None, None, False)
         beyond = _iter_use_beyond(readings, gpu, before, at.cursor_ns)
-        outside, is_exact = _measure_outside(beyond, allocators, at.cursor_ns)
-        return DeviceMemory(total, used, None, 0, 0, before, outside, is_exact)
+        outside, is_exact, least = _measure_outside(beyond, allocators, at.cursor_ns)
+        return DeviceMemory(total, used, None, 0, 0, before, outside, is_exact, outside_least_bytes=least)
     if processes is None or latest is None:
         return DeviceMemory(total, used, 0, 0, used, None, None, True)
     listed_ns = int(latest["time_ns"][0])
@@ -89,12 +105,28 @@ def read_device_memory(at: At, gpu_key: GpuKey, pids: set[int], allocators: Sequ
     used_then = int(then["used_bytes"]) if then is not None else used
     unchanged = _find_unchanged_times(readings, gpu, listed_ns + processes.offset_ns, at.cursor_ns)
     earlier = ((int(tick["time_ns"][0]) + processes.offset_ns, _sum_used(tick, pids)) for tick in chain((latest,), ticks))
-    outside, is_exact = _measure_outside(chain(((time_ns, job) for time_ns in unchanged), earlier), allocators, at.cursor_ns)
+    figures = chain(((time_ns, job) for time_ns in unchanged), earlier)
+    outside, is_exact, least = _measure_outside(figures, allocators, at.cursor_ns)
+    after_ns = None
+    if not is_exact and until_ns is not None:
+        later = (
+            (time_ns, _sum_used(tick, pids)) for time_ns, tick in _iter_later_ticks(processes, at.cursor_ns, until_ns, gpu)
+        )
+        for time_ns, job_later in later:
+            exact = _measure_outside([(time_ns, job_later)], allocators, until_ns)
+            if exact.is_exact and exact.bytes is not None and least <= exact.bytes:
+                if outside is None or exact.bytes <= outside:  # else it has changed in between
+                    outside, is_exact, after_ns = exact.bytes, True, time_ns - at.cursor_ns
+                break
     others, job_now = _sum_used(latest, None) - job, job + used - used_then
     has_given_back = _has_given_back(allocators, at.cursor_ns, job_now, int(now["time_ns"]) + readings.offset_ns)
     by_other_ranks = _list_other_ranks(latest, pids, allocators)
     rest = used_then - others - job
-    return DeviceMemory(total, used, job_now, others, rest, None, outside, is_exact, by_other_ranks, has_given_back)
+    return DeviceMemory(
+        *(total, used, job_now, others, rest, None, outside, is_exact, by_other_ranks, has_given_back),
+        outside_least_bytes=least,
+        outside_after_ns=after_ns,
+    )
 
 
 def _read_unified_memory(at: At, gpu_key: GpuKey, pids: set[int], allocators: Sequence[Source]) -> DeviceMemory | None:
@@ -114,7 +146,7 @@ def _read_unified_memory(at: At, gpu_key: GpuKey, pids: set[int], allocators: Se
     outside, is_exact = None, True
     if job and listed is not None and latest is not None:
         listed_ns = int(latest["time_ns"][0]) + listed.offset_ns
-        outside, is_exact = _measure_outside([(listed_ns, job)], allocators, at.cursor_ns)
+        outside, is_exact, _ = _measure_outside([(listed_ns, job)], allocators, at.cursor_ns)
     ticks = find_last_ticks(at.host_sources("processes", host), at.cursor_ns)
     held = sum(int(measure_held_bytes(one)) for _, tick in ticks.values() for one in tick if int(one["pid"]) in pids)
     return DeviceMemory(*(total, total - available, job or None, others, 0, None, outside, is_exact), host_bytes=held)
@@ -153,10 +185,8 @@ def _iter_use_beyond(readings: Source, gpu: int, before: int, cursor_ns: int) ->
         yield int(row["time_ns"]) + readings.offset_ns, int(row["used_bytes"]) - before
 
 
-def _measure_outside(
-    readings: Iterable[tuple[int, int]], allocators: Sequence[Source], cursor_ns: int
-) -> tuple[int | None, bool]:
-    """Return the job's bytes beyond its allocators', and whether that is exact.
+def _measure_outside(readings: Iterable[tuple[int, int]], allocators: Sequence[Source], cursor_ns: int) -> _Outside:
+    """Return the job's bytes beyond its allocators'.
 
     ``readings``: (unix time, the job's bytes), latest first. Where the allocators' figures change around each of them, each
     gives a range. What is outside rarely changes: of ranges that agree, the least upper end is nearest to it.
@@ -171,7 +201,7 @@ def _measure_outside(
             continue
         growth = [more for _, more in reserved if more is not None]
         if len(growth) == len(reserved) and not any(growth):
-            return job - held, True
+            return _Outside(job - held, True)
         is_open = len(growth) < len(reserved)  # what a process holds before its allocator grows is less, too
         if most is not None and is_open:
             continue
@@ -179,7 +209,15 @@ def _measure_outside(
         if most is not None and (low > most or job - held < least):  # it has changed in between
             break
         least, most = max(least, low), job - held if most is None else min(most, job - held)
-    return most, False
+    return _Outside(most, False, least)
+
+
+def _iter_later_ticks(source: Source, cursor_ns: int, until_ns: int, gpu: int) -> Iterator[tuple[int, Any]]:
+    """Yield the first times after the cursor at which the processes on a GPU were listed, and the processes."""
+    rows = source.between(cursor_ns, min(until_ns, cursor_ns + FRESH_NS))
+    rows = rows[rows["gpu"] == gpu]
+    for time_ns in np.unique(rows["time_ns"])[:_MOST_READINGS].tolist():
+        yield time_ns + source.offset_ns, rows[rows["time_ns"] == time_ns]
 
 
 def _find_unchanged_times(readings: Source, gpu: int, time_ns: int, cursor_ns: int) -> list[int]:

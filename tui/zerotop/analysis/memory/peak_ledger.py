@@ -49,7 +49,7 @@ def _build_peak_ledger(at: At, gpu_key: GpuKey, source: Source, peaks: RankPeaks
         inventory = read_inventory(at.at(peak.unix_ns), identify_process(other))
         holders.append(replace(read_holder(at.at(peak.unix_ns), other), inventory=inventory))
     engines = at.at(peak.unix_ns).events_of(Engine)
-    ledger = build_ledger(at.at(peak.unix_ns), gpu_key, holders, engines, at_peak=True)
+    ledger = build_ledger(at.at(peak.unix_ns), gpu_key, holders, engines, at_peak=True, until_ns=at.cursor_ns)
     if not peak.is_in_step:
         rows = [replace(row, is_initial=row.key == ACTIVATIONS) for row in ledger.rows]
         ledger = replace(ledger, rows=tuple(rows))

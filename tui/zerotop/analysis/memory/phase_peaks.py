@@ -9,17 +9,17 @@ ran, its life until then.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.memory.reading_places import PhaseIntervals, WindowSteps, find_last_ended, find_steps_between
 from zerotop.recording.keys import RankProcess, identify_process
 from zerotop.recording.moments.at import At
-from zerotop.recording.moments.moment import at_cursor, find_sibling_table, keep
+from zerotop.recording.moments.moment import at_cursor, keep
 from zerotop.recording.reader import Recording, Source
 from zerotop_probe.recording.events import Entered
-from zerotop_probe.recording.tables import BEGIN, BOUNDARY, END, PHASE_CODE, PHASES, TICK
+from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, PHASES, TICK, UNKNOWN
 
 Ints = NDArray[np.int64]
 
@@ -35,9 +35,6 @@ _NAMES = (*PHASES, MIXED, BEFORE)
 # An edge so soon after a reading is not read again and counts to the next window.
 _FRESH_NS = 1_000_000
 _WHOLE_PHASES = frozenset(PHASE_CODE[name] for name in ("init", "eval", "checkpoint_save", "checkpoint_load"))
-# Spans or begins to look back through for the outermost phase around the first window.
-_TAIL = 4096
-_NO_PHASES = np.empty(0, [(name, np.int64) for name in ("begin_ns", "end_ns", "time_ns", "phase")])
 
 # (highest allocated, index of its window) by phase, and the same of the highest reserved.
 _HighestPeaks = tuple[dict[int, tuple[int, int]], tuple[int, int]]
@@ -66,6 +63,8 @@ class PhasePeak:
     exact: bool  # the allocator's own peak, not the highest sample
     step: int
     last_step: int  # the window may reach over several steps
+    is_open: bool  # the window reaches beyond the end of the last step
+    has_ended: bool  # all of the window is of finished steps
     micro_step: int
     unix_ns: int  # when its window ended
     place: int  # index of the window's record in the allocator's table
@@ -80,8 +79,14 @@ class PhasePeak:
         """``in backward of step 6``, ``during engine initialization``, ``before attaching``."""
         if not self.is_in_step:
             return BEFORE if self.phase == BEFORE else "during engine initialization"
-        steps = f"step {self.step}" if self.step == self.last_step else f"steps {self.step} to {self.last_step}"
-        return f"in {self.phase.replace('_', ' ')} of {steps}"
+        return f"in {self.phase.replace('_', ' ')} of {self.describe_steps()}"
+
+    def describe_steps(self, *, with_micro_step: bool = False) -> str:
+        """Return ``step 6``, ``step 6, micro-step 1``, ``steps 5 to 9``, ``steps 5 to 9 or after them``."""
+        if self.step != self.last_step:
+            return f"steps {self.step} to {self.last_step}{' or after them' if self.is_open else ''}"
+        micro_step = f", micro-step {self.micro_step}" if with_micro_step and self.micro_step != UNKNOWN else ""
+        return f"step {self.step}{' or after it' if self.is_open else micro_step}"
 
     @property
     def steps_text(self) -> str:
@@ -134,49 +139,43 @@ def read_peaks(at: At, source: Source) -> RankPeaks:
         cache.best_until.append(_merge_range(cache.best_until[-1], recording, source, begin, begin + _BLOCK))
     blocks = count // _BLOCK
     phases, reserved = _merge_range(cache.best_until[blocks], recording, source, blocks * _BLOCK, count)
-    peaks = [_build_peak(recording, source, code, size, index) for code, (size, index) in phases.items()]
+    peaks = [_build_peak(at, source, code, size, index) for code, (size, index) in phases.items()]
     reserved_peak, index = None, reserved[1]
     if index >= 0:
         owner = _find_owners(recording, source, index, index + 1)
-        reserved_peak = _build_peak(
-            recording, source, int(owner[0]), int(source.array["allocated_peak_bytes"][index]), index
-        )
+        reserved_peak = _build_peak(at, source, int(owner[0]), int(source.array["allocated_peak_bytes"][index]), index)
     peaks.sort(key=lambda peak: (-peak.allocated_bytes, peak.place))
     return RankPeaks(identify_process(source), tuple(peaks), reserved_peak)
 
 
-def _build_peak(recording: Recording, source: Source, code: int, size: int, index: int) -> PhasePeak:
+def _build_peak(at: At, source: Source, code: int, size: int, index: int) -> PhasePeak:
     row = source.array[index]
     # Of counted steps, readings between boundaries do not know the number.
     is_known = code != _MIXED_CODE and int(row["edge"]) != TICK
-    first, last = (int(row["step"]),) * 2 if is_known else find_window_steps(recording, source, index)
+    number = int(row["step"])
+    steps = WindowSteps(number, number) if is_known else find_window_steps(at.recording, source, index)
+    ended = find_last_ended(at, source)
     return PhasePeak(
         phase=_NAMES[code],
         allocated_bytes=size,
         reserved_bytes=int(row["reserved_peak_bytes"]),
         exact=size == int(row["allocated_peak_bytes"]),
-        step=first,
-        last_step=last,
-        micro_step=int(row["micro_step"]),
+        step=steps.first,
+        last_step=steps.last,
+        is_open=steps.is_open,
+        has_ended=ended is not None and steps.last <= ended and not steps.is_open,
+        micro_step=int(row["micro_step"]) if is_known else UNKNOWN,
         unix_ns=int(row["time_ns"]) + source.offset_ns,
         place=index,
     )
 
 
-def find_window_steps(recording: Recording, source: Source, index: int) -> tuple[int, int]:
-    """Return the first and the last step of a reading's window, by the ends of steps in the spans."""
+def find_window_steps(recording: Recording, source: Source, index: int) -> WindowSteps:
+    """Return the steps of a reading's window, by the ends of steps in the spans."""
     end_ns, number = int(source.array["time_ns"][index]), int(source.array["step"][index])
-    spans = find_sibling_table(recording, "spans", source)
-    if spans is None:
-        return number, number
     begin_ns = int(_find_window_starts(source, index, index + 1)[0])
-    rows = spans.between(begin_ns + source.offset_ns, end_ns + source.offset_ns, rows_before=_TAIL, rows_after=_TAIL)
-    ended = rows[(rows["phase"] == PHASE_CODE["step"]) & (rows["flags"] & BOUNDARY != 0)]
-    if not len(ended):
-        return number, number
-    after = np.minimum(np.searchsorted(ended["end_ns"], [begin_ns, end_ns - 1], "right"), len(ended) - 1)
-    numbers = ended["step"][after] + (ended["end_ns"][after] <= [begin_ns, end_ns - 1])
-    return int(numbers[0]), int(numbers[1])
+    steps = find_steps_between(recording, source, begin_ns, end_ns)
+    return steps if steps is not None else WindowSteps(max(0, number), max(0, number))
 
 
 def _merge_range(best: _HighestPeaks, recording: Recording, source: Source, begin: int, end: int) -> _HighestPeaks:
@@ -212,9 +211,9 @@ def _find_owners(recording: Recording, source: Source, begin: int, end: int) -> 
     """Return the code (of _NAMES) of the phase that owns each window of a range of records."""
     rows = source.array[begin:end]
     ends: Ints = rows["time_ns"].astype(np.int64)
-    starts, outermost = _find_window_starts(source, begin, end), _OutermostPhases(recording, source, begin, end)
+    starts, outermost = _find_window_starts(source, begin, end), PhaseIntervals(recording, source, begin, end)
     begins = rows["edge"] == BEGIN
-    around = outermost.phases_at((starts + ends) // 2)
+    around = np.append(outermost.places.phase, 0)[outermost.find((starts + ends) // 2)]  # 0 between phases
     # A window that ends with a phase is the phase's. Another may have begun before the innermost phase did.
     own = np.where((rows["edge"] != END) | np.isin(around, list(_WHOLE_PHASES)), around, rows["phase"].astype(np.int64))
     own[own >= len(PHASES)] = PHASE_CODE["other"]  # a phase of a newer version
@@ -234,52 +233,3 @@ def _find_window_starts(source: Source, begin: int, end: int) -> Ints:
     edges = np.where(rows["edge"] != TICK, np.arange(len(rows)), -1)
     last = np.concatenate([[-1], np.maximum.accumulate(edges)[:-1]])
     return np.where(last >= 0, times[last], times - 2)[begin - low :]
-
-
-class _OutermostPhases:
-    """The outermost phases around a range of an allocator's records, on the writer's own clock."""
-
-    def __init__(self, recording: Recording, source: Source, begin: int, end: int) -> None:
-        spans = _read_outermost(recording, "spans", source, begin, end)
-        opened = _read_outermost(recording, "begins", source, begin, end)
-        opened = opened[~_is_among(opened["time_ns"], np.sort(spans["begin_ns"], kind="stable"))]
-        # A phase in progress at the end of the range has no end.
-        never = np.full(len(opened), np.iinfo(np.int64).max)
-        begins: Ints = np.concatenate([spans["begin_ns"], opened["time_ns"]]).astype(np.int64)
-        order = np.argsort(begins, kind="stable")
-        self._begins = begins[order]
-        self._ends: Ints = np.concatenate([spans["end_ns"], never]).astype(np.int64)[order]
-        self._phases: Ints = np.concatenate([spans["phase"], opened["phase"]]).astype(np.int64)[order]
-        self._edges = np.sort(np.concatenate([self._begins, self._ends]), kind="stable")  # fast where parts are in order
-
-    def phases_at(self, moments: Ints) -> Ints:
-        """Return the phase at each moment; 0 between phases."""
-        if not len(self._begins):
-            return np.zeros(len(moments), np.int64)
-        index = np.searchsorted(self._begins, moments, "right") - 1
-        inside = (index >= 0) & (moments < self._ends[index])
-        return np.where(inside, self._phases[index], 0)
-
-    def count_edges(self, begins: Ints, ends: Ints) -> Ints:
-        """Return how many phases begin or end strictly between each begin and end."""
-        count = np.searchsorted(self._edges, ends, "left") - np.searchsorted(self._edges, begins, "right")
-        return np.asarray(np.maximum(0, count), np.int64)
-
-
-def _is_among(values: Ints, known: Ints) -> NDArray[np.bool_]:
-    """Return which values are in ``known``, which is sorted. Several times as fast as ``np.isin`` for times."""
-    if not len(known):
-        return np.zeros(len(values), np.bool_)
-    found: NDArray[np.bool_] = known[np.minimum(known.searchsorted(values), len(known) - 1)] == values
-    return found
-
-
-def _read_outermost(recording: Recording, name: str, source: Source, begin: int, end: int) -> NDArray[Any]:
-    """Return the outermost phases, of a table of the same process, from a while before a range of records to its end."""
-    table = find_sibling_table(recording, name, source)
-    if table is None:
-        return _NO_PHASES
-    first_ns, last_ns = source.unix_times(source.array[[max(0, begin - 1), end - 1]]).tolist()
-    rows: NDArray[Any] = table.between(first_ns, last_ns, rows_before=_TAIL)
-    outermost: NDArray[Any] = rows[rows["depth"] == 0]
-    return outermost

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.findings import link_findings
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
+from zerotop.analysis.memory.reading_places import locate_readings
 from zerotop.analysis.steps.logged_values import NAMES, NO_VALUES, find_steps, read_logged
 from zerotop.analysis.steps.optimizer_phases import read_step_parts
 from zerotop.analysis.views.finding_search import list_findings
-from zerotop.recording.reader import Recording
+from zerotop.recording.reader import Recording, Source
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop.recording.steps.step_table import read_rank_steps
 from zerotop_probe.recording import tables
@@ -109,8 +110,18 @@ def _iter_recorded(recording: Recording, layout: tables.Table, text: TextFilter)
     yield _build_records(layout, empty, WriterColumns(-1, "", 0), text)
     for source in sorted(recording.sources[layout.name], key=lambda source: (source.rank, source.host, source.created_ns)):
         writer = WriterColumns(source.rank, text(_clean_text(source.host)), source.offset_ns)
-        yield from (_build_records(layout, batch, writer, text) for batch in _iter_batches(source.array))
+        for number, batch in enumerate(_iter_batches(source.array)):
+            rows = _place_readings(recording, source, number * BATCH_ROWS, batch) if layout is tables.ALLOCATOR else batch
+            yield _build_records(layout, rows, writer, text)
         source.release_memory()
+
+
+def _place_readings(recording: Recording, source: Source, begin: int, rows: Rows) -> Rows:
+    """Return an allocator's readings from ``begin`` on with the step and the phase at the time of each."""
+    rows = rows.copy()
+    for name, values in locate_readings(recording, source, begin, begin + len(rows))._asdict().items():
+        rows[name] = values.astype(rows[name].dtype)  # no phase has the code that an unknown one becomes
+    return rows
 
 
 def _iter_steps(recording: Recording, text: TextFilter) -> Iterator[polars.DataFrame]:

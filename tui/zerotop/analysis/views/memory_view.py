@@ -20,11 +20,12 @@ from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate, RuleO
 from zerotop.analysis.memory.gpu_holders import find_engine_gpus
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.host_ledger import HostLedger, read_host_ledger
-from zerotop.analysis.memory.ledger_rows import GpuLedger
+from zerotop.analysis.memory.ledger_rows import ALLOCATED, UNALLOCATED, GpuLedger
 from zerotop.analysis.memory.memory_table import MemoryLine, build_gpu_lines, build_host_lines
 from zerotop.analysis.memory.microscope import AllocationTrace, read_last_trace
 from zerotop.analysis.memory.peak_ledger import PeakLedger, read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import RankPeaks, read_peaks
+from zerotop.analysis.memory.reading_places import describe_reading
 from zerotop.analysis.memory.tensor_inventory import read_inventory
 from zerotop.analysis.processes import ranks_and_hosts
 from zerotop.analysis.processes.thinned import is_thinned_at
@@ -121,6 +122,8 @@ def read_memory_view(at: At, rank: int | None = None, most: int = MOST_SHOWN, *,
         key = find_engine_gpus(moment).get((process.host, process.pid))
     key = key if key is not None else min(ranks.used_bytes, default=None)
     gpus = read_ledgers(moment, _choose_outstanding(ranks.used_bytes, key, most))
+    if last is not None and last.unix_ns == moment.cursor_ns:
+        gpus = tuple(_add_reading_note(moment, ledger, ranks, last.step) for ledger in gpus)
     gpu = next((ledger for ledger in gpus if (ledger.host, ledger.index) == key), None)
     peak = next(iter(read_peak_ledgers(alive, [key])), None) if key is not None else None
     engines = moment.process_events(Engine, process) if process is not None else []
@@ -159,6 +162,15 @@ def read_memory_view(at: At, rank: int | None = None, most: int = MOST_SHOWN, *,
         look=read_last_look(at, process) if process is not None else None,
         failure=failure,
     )
+
+
+def _add_reading_note(at: At, ledger: GpuLedger, ranks: _AllRanks, step: int) -> GpuLedger:
+    """Return the ledger at the end of a step with a note for allocators that were not read at that end."""
+    if not ledger.sum_bytes(*ALLOCATED, UNALLOCATED):
+        return ledger
+    sources = (source for key, source in ranks.allocators.values() if key == (ledger.host, ledger.index))
+    notes = list(filter(None, (describe_reading(at, source, step) for source in sources)))
+    return replace(ledger, notes=(*notes[:1], *ledger.notes))
 
 
 def read_last_memory(source: RecordingSource, rank: int | None = None, most: int = MOST_SHOWN) -> MemoryView:

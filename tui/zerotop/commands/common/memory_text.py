@@ -11,9 +11,10 @@ from zerotop.analysis.formatting import MIB, format_count, format_gib, format_ra
 from zerotop.analysis.memory.allocator_health import AllocatorHealth
 from zerotop.analysis.memory.expected.zero_model import Difference
 from zerotop.analysis.memory.host_ledger import LABELS, WORKERS, WORKERS_BASIS, HostLedger
-from zerotop.analysis.memory.ledger_rows import UNEXPLAINED, GpuLedger
+from zerotop.analysis.memory.ledger_rows import OUTSIDE, UNEXPLAINED, GpuLedger
 from zerotop.analysis.memory.memory_table import OUTDATED
 from zerotop.analysis.memory.phase_peaks import BEFORE, RankPeaks
+from zerotop.analysis.processes.phases import UNSEEN_NAME
 from zerotop.analysis.reports.memory import MemoryReport
 from zerotop.analysis.text_tables import align_columns
 
@@ -104,9 +105,10 @@ def _format_difference(difference: Difference | None) -> tuple[str, str]:
 def _format_peaks(peaks: RankPeaks, report: MemoryReport) -> list[str]:
     owner, rank = peaks.owning_peak, peaks.process.rank
     own = [gpu.allocated_bytes for gpu in report.view.gpus if gpu.ranks == (rank,) and gpu.host == peaks.process.host]
-    # A step that fails has no peak, only the memory at its end.
+    # The last allocations of a step that fails are in no peak, only in the memory at its end.
     is_passed = any(size > owner.allocated_bytes for size in own)
-    whose = f"rank {rank}{', of finished steps' if is_passed else ''}"
+    which = "" if not is_passed else ", of finished steps" if owner.has_ended else ", before the last allocations"
+    whose = f"rank {rank}{which}"
     title = f"Peak of {whose}: {format_gib(owner.allocated_bytes)} GiB allocated, {owner.place_text}"
     if peaks.peak_before_entry is not None:
         title += f"; {format_gib(peaks.peak_before_entry.allocated_bytes)} {BEFORE}"
@@ -119,6 +121,7 @@ def _format_peaks(peaks: RankPeaks, report: MemoryReport) -> list[str]:
         if at_peak.rank == rank and at_peak.ledger.host == peaks.process.host and at_peak.peak.place == owner.place:
             held = [(f"  {row.describe()}", format_gib(row.bytes)) for row in at_peak.ledger.rows if row.bytes]
             lines += align_columns([("  GPU memory at the peak", "GiB"), *held], "<>")
+            lines += _format_notes([row.note for row in at_peak.ledger.rows if row.key == OUTSIDE])
     rule = report.rules.get(rank)
     if rule is not None and (measured := peaks.step_peak) is not None:
         lines.append(
@@ -174,11 +177,11 @@ def _format_allocator(health: AllocatorHealth) -> list[str]:
     segments = f", {format_count(health.segments, 'segment')}" if health.segments is not None else ""
     counts = f"{format_count(health.retries, 'retry')}{cost}, {format_count(health.ooms, 'out-of-memory error')}{segments}"
     lines = [f"Allocator of rank {health.rank}: {counts}"]
-    lines += [
-        f"  step {flush.step}, {flush.phase}: {format_count(flush.retries, 'retry')},"
-        f" {format_gib(flush.freed_bytes)} GiB returned" + (f", {flush.extra_s:+.2f} s" if flush.extra_s is not None else "")
-        for flush in health.flushes[-5:]
-    ]
+    for flush in health.flushes[-5:]:
+        phase = f", {flush.phase}" if flush.phase != UNSEEN_NAME else ""
+        extra = f", {flush.extra_s:+.2f} s" if flush.extra_s is not None else ""
+        freed = f"{format_gib(flush.freed_bytes)} GiB returned"
+        lines.append(f"  step {flush.step}{phase}: {format_count(flush.retries, 'retry')}, {freed}{extra}")
     if health.at_peak is not None:
         peak = health.at_peak
         lines.append(

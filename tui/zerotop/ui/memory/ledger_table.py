@@ -125,15 +125,14 @@ def _draw_peak(view: MemoryView, unit: SizeUnit, width: int, glyphs: Glyphs) -> 
         return []
     peak, before = view.peaks.owning_peak, view.peaks.peak_before_entry
     size = f"{unit.format_bytes(peak.allocated_bytes).strip()} {unit.name}"
-    is_one = peak.step == peak.last_step
-    micro_step = f", micro-step {peak.micro_step}" if view.micro_steps > 1 and is_one else ""
-    steps = f"step {peak.step}{micro_step}" if is_one else f"steps {peak.step} to {peak.last_step}"
+    steps = peak.describe_steps(with_micro_step=view.micro_steps > 1)
     moment = f" in {steps}" if peak.is_in_step else ", before the first step"
     if before is not None:
         moment += f"; {unit.format_bytes(before.allocated_bytes).strip()} {BEFORE}"
-    # A step that fails has no peak, only the memory at its end.
+    # The last allocations of a step that fails are in no peak, only in the memory at its end.
     is_passed = view.gpu is not None and view.gpu.allocated_bytes > peak.allocated_bytes
-    phase = f"Peak{' of finished steps' if is_passed else ''}: {peak.phase.replace('_', ' ')}"
+    which = "" if not is_passed else " of finished steps" if peak.has_ended else " before the last allocations"
+    phase = f"Peak{which}: {peak.phase.replace('_', ' ')}"
     first, *others = wrap_text(f"{phase}, {size}{moment}", width, 2, glyphs)
     return [((first[: len(phase)], "accent"), (first[len(phase) :], "text")), *(((line, "text"),) for line in others)]
 

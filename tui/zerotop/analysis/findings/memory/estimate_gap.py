@@ -23,12 +23,12 @@ _KIND = FindingKind(
     name="estimate_gap",
     severity=Severity.INFO,
     confidence=0.9,
-    headline="The GPU held {measured_bytes:bytes} when most was allocated; DeepSpeed says {estimate_bytes:bytes}",
+    headline="The GPU held {at_most}{measured_bytes:bytes} when most was allocated; DeepSpeed says {estimate_bytes:bytes}",
     details=(
         "The largest part of the difference is {most}: {difference:bytes} {direction}. At the peak, {place}[{entered}]:"
         " model states {model_bytes:bytes}, {others} {activations_bytes:bytes}, reserved but unallocated"
-        " {reserved_bytes:bytes}, context, NCCL and cuBLAS {context_bytes:bytes}. The estimate covers model states only, for"
-        " stage {stage} with {options}."
+        " {reserved_bytes:bytes}, context, NCCL and cuBLAS {at_most}{context_bytes:bytes}. The estimate covers model states"
+        " only, for stage {stage} with {options}."
     ),
 )
 # The estimator covers these. Its formulas contain none of the other rows.
@@ -94,16 +94,23 @@ def _check_group(recording: Evidence, group: Group, rows: Rows) -> Finding | Non
     # Estimates that differ only in how the model was created, which is unknown, are the same for GPUs.
     estimate, peak = estimates[0], peaks[0]
     sizes = {name: peak.ledger.sum_bytes(*keys) / len(peak.ledger.ranks) for name, keys in _LEDGER_ROWS.items()}
-    gap = sum(sizes.values()) - estimate.gpu_bytes
+    gap = sum(sizes[name] for name in _list_known(peak)) - estimate.gpu_bytes
     is_large = abs(gap) >= max(GAP_BYTES, GAP_SHARE * estimate.gpu_bytes)
     return _build_finding(group, rows, estimate, peak, sizes) if is_large else None
+
+
+def _list_known(peak: PeakLedger) -> list[str]:
+    """Return the parts that were measured: of what is outside PyTorch NVML may have told no more than a bound."""
+    is_bound = any(row.is_bound for row in peak.ledger.rows)
+    return [name for name in _LEDGER_ROWS if name != _CONTEXT or not is_bound]
 
 
 def _build_finding(group: Group, rows: Rows, estimate: Estimate, peak: PeakLedger, sizes: dict[str, float]) -> Finding:
     # Before the first step nothing is an activation.
     others = _ACTIVATIONS if peak.peak.is_in_step else "other tensors"
     differences = {**sizes, _STATES: sizes[_STATES] - estimate.gpu_bytes}
-    most = max(differences, key=lambda name: abs(differences[name]))
+    known = _list_known(peak)
+    most = max(known, key=lambda name: abs(differences[name]))
     advice, fix = _ADVICE[most]
     if not group.is_memory_short(int(rows["end_unix_ns"][-1])):
         advice, fix = "", ""
@@ -118,6 +125,7 @@ def _build_finding(group: Group, rows: Rows, estimate: Estimate, peak: PeakLedge
         evidence | {f"{name.split()[0].rstrip(',')}_bytes": size for name, size in sizes.items()},
         most=others if most == _ACTIVATIONS else most,
         others=others,
+        at_most="" if _CONTEXT in known else "at most ",
         difference=abs(differences[most]),
         direction="more" if differences[most] > 0 else "less",
         place=peak.peak.place_text,

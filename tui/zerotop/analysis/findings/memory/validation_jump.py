@@ -1,12 +1,14 @@
 """Evaluation holds more memory than training did, and part of it stays reserved.
 
-Read from the allocator at the begin and the end of each evaluation, and the shapes of its micro-batches.
+Read from the allocator at the begin and the end of each evaluation, and the shapes of its micro-batches. The script's
+variables still have the last micro-batch's outputs at that end: only tensors that outlive the next step are told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from zerotop.analysis.findings.support.links import Kinds, is_simultaneous
 from zerotop.analysis.findings.support.memory import evaluation_batches
 from zerotop.analysis.findings.support.thresholds import JUMP_BYTES, USED_SHARE
 from zerotop.recording.samples import Samples
-from zerotop_probe.recording.tables import FAILED, PHASE_CODE
+from zerotop_probe.recording.tables import END, FAILED, PHASE_CODE
 
 _KIND = FindingKind(
     name="validation_jump",
@@ -27,7 +29,7 @@ _KIND = FindingKind(
         "It took {evaluation_s:seconds}"
         f"{evaluation_batches.BATCHES}"
         "[; it allocated only {own_peak:bytes}, training {training_peak:bytes}, but in blocks of other sizes]"
-        "[; {kept:bytes} stay reserved afterwards]{released}[, {left:bytes} of them in tensors that are still alive]"
+        "[; {kept:bytes} stay reserved afterwards]{released}[, {left:bytes} of them in tensors that outlived the next step]"
         "[, which leaves {unclaimed:bytes} of the device to training]."
     ),
     advice="{eval_outputs}",
@@ -37,6 +39,7 @@ _KIND = FindingKind(
 _TENSORS_ADVICE, _TENSORS_FIX = "{eval_tensors}", "{eval_tensors_fix}"
 # Share by which evaluation has to raise the reserved memory, beside JUMP_BYTES.
 JUMP_SHARE = 0.05
+_NEXT_NS = 600 * 10**9  # after and before an evaluation, in which the end of a step is searched
 # Share of a device at which the next allocation may fail: the largest single ones of the recorded runs took 3 %.
 EDGE_SHARE = 0.95
 
@@ -46,6 +49,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report each evaluation that reserves more memory than before; later ones use the same memory."""
     lead = window.subject.lead
     evaluations, records = lead.read_rare_phases("eval"), lead.records("allocator")
+    jumps: list[_Jump] = []
     begins, ends = lead.compute_begins(evaluations).tolist(), evaluations.times.tolist()
     for index in range(len(ends))[window.steps(evaluations.rows)]:
         begin_ns, end_ns, span = begins[index], ends[index], evaluations.rows[index]
@@ -55,7 +59,39 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
         window.results([_find_peaks(during)], None)
         memory = _measure_memory(lead, records.read_last(begin_ns), during, *peaks)
         if memory is not None and not span["flags"] & FAILED:
-            yield _build_finding(window.subject, begin_ns, end_ns, int(span["step"]), memory)
+            jumps.append(_Jump(begin_ns, end_ns, int(span["step"]), memory))
+            yield _build_finding(window.subject, jumps[-1])
+    for jump, (known_ns, left) in window.await_each(jumps, partial(_measure_outliving, lead)):
+        if left > JUMP_BYTES:
+            yield _build_finding(window.subject, jump, known_ns, left)
+
+
+class _Jump(NamedTuple):
+    """An evaluation that raised the reserved memory, and the allocator's bytes."""
+
+    begin_ns: int
+    end_ns: int
+    step: int
+    memory: dict[str, float]
+
+
+def _measure_outliving(lead: Process, jump: _Jump) -> tuple[int, int] | None:
+    """Return when the next step's end was read, and the bytes that evaluation left and that were there then."""
+    after = _read_level(lead.records("allocator").read_window(jump.end_ns, jump.end_ns + _NEXT_NS), 0)
+    if after is None:
+        return None
+    before = _read_level(lead.records("allocator").read_window(jump.begin_ns - _NEXT_NS, jump.begin_ns), -1)
+    grown = after[1] - before[1] if before is not None else 0
+    return after[0], min(int(jump.memory["left_allocated_bytes"]), grown)
+
+
+def _read_level(samples: Samples, place: int) -> tuple[int, int] | None:
+    """Return the time and the allocated bytes of one of the readings after steps, the first or the last."""
+    if not len(samples):
+        return None
+    is_level = (samples.rows["edge"] == END) & (samples.rows["phase"] == PHASE_CODE["step"])
+    levels = samples.rows["allocated_bytes"][is_level]
+    return (int(samples.times[is_level][place]), int(levels[place])) if len(levels) else None
 
 
 def _find_peaks(samples: Samples) -> tuple[int, int]:
@@ -98,10 +134,12 @@ def _measure_left_bytes(lead: Process, before: int, during: Samples) -> int:
     return max(0, left - gathered)
 
 
-def _build_finding(group: Group, begin_ns: int, end_ns: int, step: int, memory: dict[str, float]) -> Finding:
+def _build_finding(group: Group, jump: _Jump, known_ns: int | None = None, left: int = 0) -> Finding:
+    """Return the finding; ``left``: bytes of tensors that outlived the next step, as known since ``known_ns``."""
+    begin_ns, end_ns, step, memory = jump
     shapes = evaluation_batches.measure_batches(group.lead, begin_ns, end_ns)
     is_larger = evaluation_batches.is_batch_larger(shapes)
-    left, kept, device = memory["left_allocated_bytes"], memory["kept_bytes"], memory.get("device_bytes")
+    kept, device = memory["kept_bytes"], memory.get("device_bytes")
     own_peak, training_peak = memory.get("evaluation_peak_bytes"), memory.get("training_peak_bytes")
     has_lower_peak = own_peak is not None and training_peak is not None and own_peak <= training_peak
     held = memory["reserved_before_bytes"] + kept
@@ -121,12 +159,13 @@ def _build_finding(group: Group, begin_ns: int, end_ns: int, step: int, memory: 
         begin_ns,
         end_ns,
         {**memory, **shapes, "evaluation_s": (end_ns - begin_ns) / 1e9},
+        known_ns=known_ns,
         step=step,
         **evaluation_batches.describe_batches(shapes),
         own_peak=own_peak if has_lower_peak else None,
         training_peak=training_peak if has_lower_peak else None,
         kept=kept or None,
         released="" if kept else "; all of it was released",
-        left=left if left > JUMP_BYTES else None,
+        left=left or None,
         unclaimed=device - held if device is not None else None,
     )
