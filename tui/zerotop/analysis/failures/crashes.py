@@ -215,8 +215,8 @@ class _Case:
         what = f"{be} killed by {name}" if name else "died unexpectedly"
         if not name and read_printed_ends(self.at).stopped_ns is not None:
             what, name = "ended when a signal told its launcher to stop", "SIGTERM"
-        is_stop = name == "SIGTERM" and not self.is_alone
-        cause = cause._replace(advice=end_causes.STOPPED.advice) if is_stop else cause
+        stop = end_causes.STOPS.get(name or "") if not self.is_alone else None
+        cause = cause._replace(advice=stop.advice, fix=stop.fix) if stop is not None else cause
         return f"{who} {what}{place}.", cause
 
     def measure_evidence(self) -> dict[str, int | None]:
