@@ -14,6 +14,7 @@ from drawn_rows import read_texts
 from played_source import PlayedSource
 from recordings import open_recording
 from zerotop.analysis.failures.end import End
+from zerotop.analysis.findings import Severity
 from zerotop.analysis.live_view import Activity, Inferred, JobState, LateActivity, LiveView
 from zerotop.analysis.views.finding_search import list_findings
 from zerotop.ui.app.app import ZerotopApp
@@ -345,11 +346,14 @@ def test_an_alert_is_shown_in_full() -> None:
 
 
 def test_after_the_end_a_hang_keeps_to_few_rows_of_a_low_terminal() -> None:
-    hung = next(one for one in list_findings(open_recording("cpu-hang")) if one.name == "hung_ranks")
+    found = next(one for one in list_findings(open_recording("cpu-hang")) if one.name == "hung_ranks")
+    hung = replace(found, severity=Severity.ERROR)
     end = End(kind="signal", ranks=(0,), unix_ns=hung.known_ns + 1, what="It ended.", where="", why="", advice="")
     view = view_at("cpu-clean", 200.0)
     low, high = (build_notices(view, finding=hung, failure=end, roomy=roomy) for roomy in (False, True))
-    assert count_notice_rows(low, 80, 12, BLOCKS) < count_notice_rows(high, 80, 12, BLOCKS) - 1
+    assert low[1].sentence == hung.headline
+    assert high[1].sentence.startswith(f"{hung.headline}. {hung.details[:20]}")
+    assert count_notice_rows(low[1:3], 80, 12, BLOCKS) == 2 < count_notice_rows(high[1:3], 80, 12, BLOCKS)
 
 
 def test_calm_sentences_are_not_loud() -> None:
