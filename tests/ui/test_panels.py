@@ -12,12 +12,16 @@ import pytest
 from changed_recordings import open_with_nodes
 from drawn_rows import read_texts
 from played_source import PlayedSource
+from recordings import open_recording
+from zerotop.analysis.failures.end import End
+from zerotop.analysis.findings import Severity
 from zerotop.analysis.live_view import Activity, Inferred, JobState, LateActivity, LiveView
+from zerotop.analysis.views.finding_search import list_findings
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.base.bars.footer import CursorState, Tab, draw_badge, draw_keys, draw_status, draw_tabs, draw_transport
 from zerotop.ui.base.bars.footer_keys import collect_keys
-from zerotop.ui.base.bars.header import build_notices, draw_header, draw_notices
+from zerotop.ui.base.bars.header import build_notices, count_notice_rows, draw_header, draw_notices
 from zerotop.ui.base.frame import Pane
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.labels import describe_no_output, format_ending
@@ -339,6 +343,17 @@ def test_an_alert_is_shown_in_full() -> None:
     assert " ".join(row_text(row)[3:].strip() for row in rows[:2]) == sentences[0][1]
     assert {style for row in rows[:2] for text, style in row if text.strip()} == {"alert"}
     assert row_text(draw_notices(sentences, 80, 2, BLOCKS)[-1]).endswith("+1 more: i ")
+
+
+def test_after_the_end_a_hang_keeps_to_few_rows_of_a_low_terminal() -> None:
+    found = next(one for one in list_findings(open_recording("cpu-hang")) if one.name == "hung_ranks")
+    hung = replace(found, severity=Severity.ERROR)
+    end = End(kind="signal", ranks=(0,), unix_ns=hung.known_ns + 1, what="It ended.", where="", why="", advice="")
+    view = view_at("cpu-clean", 200.0)
+    low, high = (build_notices(view, finding=hung, failure=end, roomy=roomy) for roomy in (False, True))
+    assert low[1].sentence == hung.headline
+    assert high[1].sentence.startswith(f"{hung.headline}. {hung.details[:20]}")
+    assert count_notice_rows(low[1:3], 80, 12, BLOCKS) == 2 < count_notice_rows(high[1:3], 80, 12, BLOCKS)
 
 
 def test_calm_sentences_are_not_loud() -> None:

@@ -137,6 +137,17 @@ async def test_cores_and_runnable_threads_of_each_phase_are_beside_the_chart() -
         assert used + 20 < runnable  # the others wait
 
 
+async def test_the_means_of_phases_are_the_same_at_every_width() -> None:
+    seen = set()
+    for size in ((120, 40), (160, 40), (200, 50)):
+        app = app_of(open_recording("story"))
+        async with app.run_test(size=size) as pilot:
+            await open_threads(app, pilot)
+            rows = [line.rstrip() for line in read_rows(app)]
+            seen.add(next(tuple(row.split()[-5:-3]) for row in rows if row.endswith("■ cpu optim")))
+    assert len(seen) == 1
+
+
 async def test_time_in_counted_steps_is_explained_beside_the_chart() -> None:
     for name, is_explained in (("hand-threads", True), ("story", False)):
         app = app_of(open_recording(name))

@@ -110,6 +110,16 @@ async def test_after_the_end_the_loss_is_that_of_the_last_step() -> None:
         assert re.search(r"loss +3\.33\b", seen.read_text())
 
 
+async def test_a_loss_of_an_earlier_step_has_its_step() -> None:
+    """Every 20 steps one is printed."""
+    async with open_timeline(open_recording("jobs-savestate"), size=(80, 24)) as seen:
+        await seen.press_keys("end")
+        assert re.search(r"loss, step 279 +9\.71\b", seen.read_text())
+        seen.app.action_switch("live")
+        await seen.press_keys("end")
+        assert "loss 9.709 at step 279" in seen.read_text()
+
+
 async def test_allocated_is_that_at_the_cursor_as_on_other_screens() -> None:
     """Of the last 0.1 s of the step it is 16.2 GiB on average."""
     async with open_timeline(open_recording("x2-zero3")) as seen:

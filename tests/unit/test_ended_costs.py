@@ -15,8 +15,10 @@ from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import measure_training_s, overlap, rank_findings
 from zerotop.analysis.reports.finding_json import list_findings_json
 from zerotop.analysis.reports.recorded_run import RecordedRun
+from zerotop.analysis.reports.recording_report import read_recording_report
 from zerotop.recording.samples import Rows
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
+from zerotop.report.recording_page import write_recording_page
 
 
 def tell_cost(run: RecordedRun, steps: Rows, end_ns: int) -> str:
@@ -52,6 +54,8 @@ def test_all_shares_are_of_one_time_and_those_of_the_same_steps_are_told_to_over
     assert other.share == pytest.approx(0.5, rel=0.05)  # nothing trained in the end
     assert costliest.share == pytest.approx(0.5)
     assert describe_cost(costliest, run.view).endswith(", 50 % of the training time and the end")
+    report = replace(read_recording_report(run.recording), findings=(costliest,))
+    assert ">50 % of the training time and the end<" in write_recording_page(report)
     twice = rank_findings([slow, replace(slow, name="slow_cores")], steps, run.source.end_ns)
     assert [cost.share for cost in twice] == [pytest.approx(0.5, rel=0.1)] * 2
     assert overlap(twice)

@@ -154,6 +154,7 @@ def test_the_rank_that_is_in_no_collective_is_named(tmp_path: Path) -> None:
     assert hung.known_ns == second_to_unix_ns(30)
     assert (hung.ranks, hung.fix) == ((1,), "train.py:40")
     assert hung.headline == "No progress for 10 s: rank 1 is in time.sleep at train.py:40 in build_batch"
+    assert "the last iterations before took" in hung.details
     assert "Ranks 0, 2, 3 wait in all_reduce at train.py:90 in step." in hung.details
 
 

@@ -163,6 +163,13 @@ def test_lines_printed_behind_a_bar_count(tmp_path: Path, bar: str) -> None:
     assert read_logged(Recording.open(job.path))["loss"].values.tolist() == [4.5, 3.5, 2.5, 1.5, 0.5]
 
 
+def test_lines_go_on_where_a_number_is_known_later(tmp_path: Path) -> None:
+    job = Printing(tmp_path)
+    for step in range(8):
+        job.write_output(f"step {step}/{None if step < 4 else 8} loss {step}.5\n".encode())
+    assert read_logged(Recording.open(job.path))["loss"].numbers.tolist() == list(range(8))
+
+
 @pytest.mark.parametrize(("engine", "library", "expected"), [(5, 0, "engine"), (2, 0, "printed"), (5, 1, "library")])
 def test_a_loss_that_an_engine_was_given_counts_if_fewer_are_printed(
     tmp_path: Path, engine: int, library: int, expected: str

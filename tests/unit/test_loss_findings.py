@@ -238,6 +238,14 @@ def test_lines_that_are_all_read_late_keep_their_numbers(numbers: range) -> None
     assert find_steps(rows, make_series(times, list(numbers))).tolist() == list(numbers)
 
 
+def test_a_number_that_is_read_within_its_own_step_counts_the_finished_steps() -> None:
+    """Steps of 70 ms, and lines read up to 50 ms after the end of the step before the one that they name."""
+    rows = make_rows(130, 70)
+    steps = [15, 27, 41, 55]
+    times = rows["end_unix_ns"][steps] + 1_000_000 * np.array([3, 49, 20, 11])
+    assert find_steps(rows, make_series(times, [step + 1 for step in steps])).tolist() == steps
+
+
 def test_rates_that_are_logged_before_a_step_are_of_that_step() -> None:
     """As by Lightning's callback: at the start of the training, of an epoch, and of a step that has not ended."""
     rows = make_rows(130, 1)

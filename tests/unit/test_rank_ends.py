@@ -371,6 +371,7 @@ def test_the_jobs_signal_counts_only_where_nobody_saw_the_ranks(tmp_path: Path, 
     end = find_failure(recording.open_recording().at(BEGIN_NS + 40 * S))
     assert end is not None
     assert said in end.what
+    assert (end.advice.startswith("Usually Ctrl-C"), end.fix) == (code is None, "")
 
 
 @pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), 9)", -9), ("os._exit(3)", 3), ("os._exit(0)", None)])

@@ -169,6 +169,22 @@ def test_the_phase_of_each_cell(tmp_path: Path) -> None:
     assert threads.phases[-8:] == ("", "", "forward", "forward", *["backward"] * 4)
 
 
+def test_phases_shorter_than_the_samples_have_no_means(tmp_path: Path) -> None:
+    rank = make_identity(0, pid=100)
+    changes = [*enumerate(("forward", "step"), 1), *((3 + at / 10, ("forward", "backward")[at % 2]) for at in range(30))]
+    begins = [(int(at * S), 0, 0, tables.PHASE_CODE[phase], 0, 0, 0) for at, phase in changes]
+    ends = [at for at, _ in changes[1:]] + [6]
+    write_table(tmp_path, tables.BEGINS, rank, *begins).close()
+    spans = [make_span(at, end, phase) for (at, phase), end in zip(changes, ends, strict=True)]
+    write_table(tmp_path, tables.SPANS, rank, *spans).close()
+    # Half a second each: two of the step, two of a long forward, and six in which forward and backward take turns.
+    cores = {1.5: 1.0, 2.0: 1.0, 2.5: 8.0, 3.0: 10.0}
+    processes = [make_process(at / 2, cores.get(at / 2, 4.0), 3) for at in range(1, 13)]
+    threads = read_threads(record_threads(tmp_path, make_thread(3, 101, 0.5), processes=processes), 6.1)
+    assert threads.phase_means["step"] == (9.0, 9.0)
+    assert not threads.phase_means.keys() & {"forward", "backward"}
+
+
 def test_without_threads_it_says_so(tmp_path: Path) -> None:
     write_table(tmp_path, tables.PROCESSES, SAMPLER, make_process(1, 2.0, 2)).close()
     threads = read_threads(read_recording(tmp_path), 1.5)

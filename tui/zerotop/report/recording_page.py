@@ -140,7 +140,7 @@ def _build_finding(number: int, cost: FindingCost, report: RecordingReport) -> E
     after = format_long_time(max(0.0, (finding.begin_ns - report.begin_ns) / 1e9))
     price = []
     if cost.seconds is not None:
-        share = "" if cost.share is None else describe_share(cost.share)
+        share = "" if cost.share is None else describe_share(cost.share, cost.finding.name)
         of = ", ".join(filter(None, (cost.seconds_text.strip(), share)))
         price.append(element("p", element("b", f"{_format_cost(cost.seconds)}"), element("span", of)))
         if report.price is not None:

@@ -13,7 +13,7 @@ from typing import Any
 from zerotop.analysis.code_line import read_line
 from zerotop.analysis.failures import end_causes
 from zerotop.analysis.failures.attempts import Attempt
-from zerotop.analysis.failures.end import ERROR, SIGNAL, ByteFigure, End
+from zerotop.analysis.failures.end import ERROR, SIGNAL, End, build_host_figures
 from zerotop.analysis.failures.last_moments import (
     describe_failed_place,
     has_worked_after,
@@ -120,7 +120,7 @@ class _Case:
             where=f"on {self.rank.host}" if self.rank.host else "",
             why=why,
             advice=Text(f"{cause.advice}{_FILE}", values),
-            numbers=_build_host_figures(memory),
+            numbers=tuple(build_host_figures(memory)),
             spans=spans if not first.alongside else (),
             host_memory=memory,
             last_words=first.traceback.text if first.traceback is not None else "",
@@ -215,8 +215,8 @@ class _Case:
         what = f"{be} killed by {name}" if name else "died unexpectedly"
         if not name and read_printed_ends(self.at).stopped_ns is not None:
             what, name = "ended when a signal told its launcher to stop", "SIGTERM"
-        is_stop = name == "SIGTERM" and not self.is_alone
-        cause = cause._replace(advice=end_causes.STOPPED.advice) if is_stop else cause
+        stop = end_causes.STOPS.get(name or "") if not self.is_alone else None
+        cause = cause._replace(advice=stop.advice, fix=stop.fix) if stop is not None else cause
         return f"{who} {what}{place}.", cause
 
     def measure_evidence(self) -> dict[str, int | None]:
@@ -292,11 +292,6 @@ def _describe_host_memory(memory: Sequence[HostMemory]) -> str:
     if not shares:
         return "The node's memory was not sampled in its last seconds."
     return f"Host memory was fine: {max(shares) * 100:.0f} % in use in the last seconds."
-
-
-def _build_host_figures(memory: Sequence[HostMemory]) -> tuple[ByteFigure, ...]:
-    most = max(memory, key=lambda sample: sample.used_bytes, default=None)
-    return (ByteFigure("host memory in use", most.used_bytes, most.limit_bytes),) if most is not None else ()
 
 
 # --- an attempt, a job ---------------------------------------------------------------------------------------------------

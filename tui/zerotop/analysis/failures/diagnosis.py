@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from zerotop.analysis.failures.attempts import read_attempts
 from zerotop.analysis.failures.crashes import explain_attempt, explain_job, explain_rank
-from zerotop.analysis.failures.end import MEMORY, ByteFigure, End
+from zerotop.analysis.failures.end import MEMORY, ByteFigure, End, build_host_figures
 from zerotop.analysis.failures.last_moments import describe_place, has_worked_after
 from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, describe_batch
 from zerotop.analysis.failures.oom_log_parser import HOST, KILLED
@@ -124,8 +124,7 @@ def _collect_figures(recording: Recording, post_mortem: PostMortem) -> tuple[Byt
     limit = post_mortem.limit_bytes
     figures: list[tuple[str, int | None, int | None]] = [("requested", post_mortem.requested_bytes, None)]
     if post_mortem.kind in (HOST, KILLED):
-        used = max((sample.used_bytes for sample in post_mortem.host_memory), default=None)
-        figures.append(("host memory in use", used, limit))
+        figures += build_host_figures(post_mortem.host_memory, limit)
     else:
         # A limit of PyTorch's allocator is less than the device, of which the rest is free.
         figures += [

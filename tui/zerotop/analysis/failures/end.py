@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -62,3 +62,11 @@ class End:
     def is_shortage(self) -> bool:
         """Whether an exception named what was short, other than memory."""
         return self.cause is not None and self.cause.is_shortage
+
+
+def build_host_figures(samples: Sequence[HostMemory], limit_bytes: int | None = None) -> list[ByteFigure]:
+    """Return the most memory of a node that was in use in its last seconds, of its limit or another one."""
+    if not samples:
+        return []
+    most, seconds = max(samples, key=lambda sample: sample.used_bytes), (samples[-1].unix_ns - samples[0].unix_ns) / 1e9
+    return [ByteFigure(f"host peak in last {seconds:.0f} s", most.used_bytes, limit_bytes or most.limit_bytes)]

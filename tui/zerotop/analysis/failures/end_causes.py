@@ -106,9 +106,11 @@ _SIGNALLED = _VANISHED._replace(
         "[ Launchers and schedulers stop all ranks at once: this signal was sent to {alone} only.]"
     ),
 )
-STOPPED = _SIGNALLED._replace(
+_STOPPED = _SIGNALLED._replace(
     advice="Usually a scheduler's time limit or a manual kill. {saving_limits} how much is lost.", fix=""
 )
+_INTERRUPTED = _STOPPED._replace(advice="Usually Ctrl-C in its terminal. {saving_limits} how much is lost.")
+_HUNG_UP = _STOPPED._replace(advice="Usually its terminal or connection was closed: start it in tmux, or with nohup.")
 _OUT_OF_MEMORY = "The kernel killed a process of its control group for lack of memory just then."
 _KILLED = _SIGNALLED._replace(
     details=f"{_OUT_OF_MEMORY} {_SIGNALLED.details}",
@@ -130,7 +132,7 @@ _SENT = _SIGNALLED._replace(
     " audit log names the sender of the next one.",
     fix="auditctl -a always,exit -F arch=b64 -S kill -F a1={number}",
 )
-_TO_SEVERAL = STOPPED._replace(
+_TO_SEVERAL = _STOPPED._replace(
     headline="{signalled:Ranks} were killed by signal {number} ({signal}) at once[ after {steps:count step}]{early}",
     details=(
         "[{launcher} did not print that it ended any of them: the signal came from elsewhere.]"
@@ -249,7 +251,9 @@ EXIT_CALLED = EXITED._replace(
 """A line of the job's own called os._exit."""
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 _BY_SIGNAL: dict[int, EndCause] = dict.fromkeys(_CRASHES, CRASHED)
-_BY_SIGNAL |= {signal.SIGBUS: _BUS_ERROR, signal.SIGTERM: STOPPED}
+# The signals that people and schedulers end jobs with, which leave no trace in the kernel's log, by name.
+STOPS = {"SIGTERM": _STOPPED, "SIGINT": _INTERRUPTED, "SIGHUP": _HUNG_UP}
+_BY_SIGNAL |= {signal.SIGBUS: _BUS_ERROR, **{signal.Signals[name]: cause for name, cause in STOPS.items()}}
 
 
 def choose_cause(end: RankEnd, kills: int | None, scheduler: str | None, *, is_alone: bool = False) -> EndCause:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,18 +13,19 @@ from numpy.typing import NDArray
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.live_view import Floats, Rank
 from zerotop.analysis.processes.cores import NO_CORES, Affinities, Cores
-from zerotop.analysis.processes.phases import NOT_YET, find_phase_name, vote_phases
+from zerotop.analysis.processes.phases import NOT_YET, OTHER, find_innermost, find_phase_name, vote_phases
 from zerotop.analysis.processes.recent_means import WINDOW_NS, find_window
 from zerotop.analysis.processes.thinned import mask_moments
 from zerotop.analysis.processes.thread_kinds import MAIN, read_thread_kinds
 from zerotop.analysis.views.history import PIECE_NS
 from zerotop.recording.reader import Recording, Source
-from zerotop.recording.samples import iter_samples, merge_columns, read_column
+from zerotop.recording.samples import Ints, iter_samples, merge_columns, read_column
 
 _NUMBERED = re.compile(r"^(.*?)[-_:#/]?\d+$")
 _EDGE_NS = 1_100_000_000  # the window may begin with a tick this much earlier
 _THREAD_COLUMNS = ("tid", "cpu_ns", "cores_used", "wait_ns", "processor", "name")
-_VOTES_PER_CELL = 8  # moments in a cell at which the rank's phase is looked up
+_VOTES_PER_CELL = 8  # moments in a cell, and in a sample, at which the rank's phase is looked up
+_RESOLVED_SHARE = 0.5  # of a phase's time that is in samples of nothing else, for a mean of all of it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +79,13 @@ class ThreadGroup:
         return NO_CORES.union(*(thread.allowed_cores for thread in self.threads))
 
 
+class PhaseMean(NamedTuple):
+    """Means over the samples that lie in one phase as a whole."""
+
+    cores_used: float
+    runnable: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RankThreads:
     """The threads of one rank in equal cells of time."""
@@ -87,6 +95,7 @@ class RankThreads:
     end_s: float  # unix time of the last cell's end
     groups: tuple[ThreadGroup, ...]  # busiest first
     phases: tuple[str, ...]  # (cells,) phase for most of each; "" before its engine exists
+    phase_means: dict[str, PhaseMean]  # of phases as long as the samples; time without a phase is in that outside of them
     time_s: Floats  # (samples,) unix time of each sample of the process
     cores_used: Floats  # (samples,)
     runnable: Floats  # (samples,) threads that ran or waited for a core
@@ -136,6 +145,8 @@ class ThreadTable:
         parts = list(iter_samples(tables["processes"], begin_ns - 1, cursor_ns, "pid", rank.pid))
         samples_ns, samples = merge_columns(parts, ("cores_used", "waiting_cores", "thread_count"))
         used, waiting = (samples[name].astype(np.float64) for name in ("cores_used", "waiting_cores"))
+        # In the sample in which a thread starts, the time that it waited before counts too.
+        runnable = np.fmax(used, np.fmin(used + np.fmax(0.0, waiting), samples["thread_count"]))
         last = parts[-1].rows[-1:] if parts else samples["cores_used"][:0]
         workers, worker_cores = (read_column(last, name) for name in ("loader_workers", "loader_cores"))
         return RankThreads(
@@ -144,10 +155,10 @@ class ThreadTable:
             end_s=end_ns / 1e9,
             groups=groups,
             phases=self._vote_phases(rank, cells, cell_ns, cursor_ns),
+            phase_means=self._compute_phase_means(rank, samples_ns, used, runnable, cursor_ns),
             time_s=samples_ns / 1e9,
             cores_used=used,
-            # In the sample in which a thread starts, the time that it waited before counts too.
-            runnable=np.fmax(used, np.fmin(used + np.fmax(0.0, waiting), samples["thread_count"])),
+            runnable=runnable,
             rest_cores=max(0.0, rank.cores_used - sum(thread.cores_used for thread in threads)),
             rest_threads=max(0, rank.thread_count - len(threads)),
             allowed_cores=self.affinities.find_process_cores(rank.host, rank.pid, cursor_ns),
@@ -220,11 +231,42 @@ class ThreadTable:
 
     def _vote_phases(self, rank: Rank, cells: tuple[int, int], cell_ns: int, cursor_ns: int) -> tuple[str, ...]:
         """Return the phase that the rank was in for most of each cell."""
-        begins, spans = (self._recording.find_source(table, rank.host, rank.pid, cursor_ns) for table in ("begins", "spans"))
+        begins, spans = self._find_phase_sources(rank, cursor_ns)
         codes = vote_phases(begins, spans, range(*cells), cell_ns, _VOTES_PER_CELL, cursor_ns, None)
         if begins is not None:
             codes[mask_moments(self._recording, begins, np.arange(*cells) * cell_ns)] = NOT_YET
         return tuple(find_phase_name(code) for code in codes.tolist())
+
+    def _compute_phase_means(
+        self, rank: Rank, samples_ns: Ints, used: Floats, runnable: Floats, cursor_ns: int
+    ) -> dict[str, PhaseMean]:
+        """Return the means of each phase that the samples resolve: most of its time is in samples of nothing else."""
+        begins, spans = self._find_phase_sources(rank, cursor_ns)
+        if begins is None or len(samples_ns) < 2:
+            return {}
+        parts = (np.arange(_VOTES_PER_CELL) + 0.5) / _VOTES_PER_CELL
+        moments = (samples_ns[:-1, None] + np.diff(samples_ns)[:, None] * parts).astype(np.int64)
+        codes = find_innermost(begins, spans, moments.ravel(), cursor_ns)
+        codes[(codes == NOT_YET) | mask_moments(self._recording, begins, moments.ravel())] = OTHER
+        codes = codes.reshape(moments.shape)
+        is_whole = (codes == codes[:, :1]).all(axis=1)
+        means = {}
+        for code in np.unique(codes[is_whole, 0]).tolist():
+            whole = np.flatnonzero(is_whole & (codes[:, 0] == code))
+            if whole.size * _VOTES_PER_CELL >= _RESOLVED_SHARE * (codes == code).sum():
+                # A sample is of the time since the one before.
+                means[find_phase_name(code)] = PhaseMean(*(_compute_known_mean(one[whole + 1]) for one in (used, runnable)))
+        return means
+
+    def _find_phase_sources(self, rank: Rank, cursor_ns: int) -> tuple[Source | None, Source | None]:
+        """Return the rank's begins and spans."""
+        begins, spans = (self._recording.find_source(table, rank.host, rank.pid, cursor_ns) for table in ("begins", "spans"))
+        return begins, spans
+
+
+def _compute_known_mean(values: Floats) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else float("nan")
 
 
 def _fill_gaps(history: Floats, max_cells: int) -> Floats:

@@ -18,8 +18,7 @@ def describe_cost(cost: FindingCost, view: LiveView, units: formatting.ByteUnits
     """
     parts = []
     if cost.seconds is not None:
-        share = "" if cost.share is None else f", {describe_share(cost.share)}"
-        share += " and the end" if share and cost.finding.name == "long_end" else ""  # nothing trained in it
+        share = "" if cost.share is None else f", {describe_share(cost.share, cost.finding.name)}"
         duration = (
             formatting.format_long_time(cost.seconds) if cost.seconds >= 10 else formatting.format_seconds(cost.seconds)
         )
@@ -32,9 +31,9 @@ def describe_cost(cost: FindingCost, view: LiveView, units: formatting.ByteUnits
     return " and ".join(parts) + where
 
 
-def describe_share(share: float) -> str:
-    """Return ``26 % of the training time``."""
-    return f"{formatting.format_percent(share)} {SHARE_OF}"
+def describe_share(share: float, finding: str = "") -> str:
+    """Return ``26 % of the training time``; that of the end of a job, in which nothing trains, is of both."""
+    return f"{formatting.format_percent(share)} {SHARE_OF}{' and the end' if finding == 'long_end' else ''}"
 
 
 def _describe_hours(seconds: float, view: LiveView) -> str:

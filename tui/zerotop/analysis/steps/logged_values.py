@@ -39,6 +39,8 @@ _EVALUATION_WORD = re.compile(r"['\"](?:eval(?:uation)?|val(?:id(?:ation)?)?|tes
 _STEP = re.compile(
     r"(?<![a-z])(?:step|iter|iteration)['\"]?\s*[:=#]?\s*\[?\s*(\d{1,15})(?!\.?\d|[a-z_%]|\s*m?s\b)", re.IGNORECASE
 )
+# A figure in small letters, or the word for one that is not known yet: step 3/none.
+_FIGURE = re.compile(r"\d[\d.e+-]*|\b(?:none|null|nan|inf)\b")
 # The end of tqdm's bar: [00:03<00:01, 30.1it/s, loss=0.5], or without a total [00:03, 30.1it/s].
 _BAR_END = re.compile(r"\[[\d:]+(?:<[\d:?]+)?, [^\[\]]*(?:/s|s/\w+)\b[^\[\]]*\]")
 _OTHER_RANK = re.compile(r"\s*\[(?:rank|default)[1-9]\d*\]:")
@@ -78,7 +80,7 @@ def parse_line(text: str) -> tuple[str, dict[str, float]] | None:
         return None
     if "train_runtime" in body and "train_loss" in body:  # the mean of all steps, at the end
         return None
-    letters = re.sub(r"[^a-z]+", " ", re.sub(r"\d[\d.e+-]*", " ", text[:loss_at].lower()))[-_MOST_LETTERS:]
+    letters = re.sub(r"[^a-z]+", " ", _FIGURE.sub(" ", text[:loss_at].lower()))[-_MOST_LETTERS:]
     return "{" + ",".join(names) if found is not None else letters.replace(" s it ", " it s ").strip(), values
 
 
@@ -270,8 +272,10 @@ def find_steps(rows: Rows, series: LoggedSeries, last: int = 0) -> Ints:
         # No line is read before it is printed; on a busy node a few are read later still.
         shift = shifts.min()
         if np.quantile(shifts, _READ_IN_TIME) - shift <= delay + 1:
-            if abs(shift - (origin or 0)) <= delay:
-                shift = origin or 0
+            # A line that is read within the step of its own number counts from 1: it says how many steps were done.
+            likely = origin if origin is not None else -1 if shift == -1 else 0
+            if abs(shift - likely) <= delay:
+                shift = likely
             if first <= numbers[0] + shift and numbers[-1] + shift <= behind:
                 numbered: Ints = numbers + shift
                 return numbered

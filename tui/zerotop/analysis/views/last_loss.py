@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from zerotop.analysis.live_view import LastLoss
-from zerotop.analysis.steps.logged_values import NO_VALUES, find_steps, read_logged
+from zerotop.analysis.steps.logged_values import NO_VALUES, LoggedSeries, find_steps, read_logged
 from zerotop.recording.reader import Recording
 from zerotop.recording.samples import Rows
 
@@ -19,7 +19,7 @@ def read_last_loss(recording: Recording, rows: Rows, cursor_ns: int) -> LastLoss
     series = read_logged(recording).get("loss", NO_VALUES).until(cursor_ns)
     if not len(series.times):
         return None
-    step = int(find_steps(rows, series, _LAST_VALUES)[-1])
+    step = _find_last_step(rows, series)
     parts = np.arange(min(_TREND_PARTS, len(series.values)))
     size, longer = divmod(len(series.values), len(parts))
     begins = parts * size + np.minimum(parts, longer)
@@ -27,4 +27,16 @@ def read_last_loss(recording: Recording, rows: Rows, cursor_ns: int) -> LastLoss
     sums = np.add.reduceat(np.where(finite, series.values, 0.0), begins)
     counts = np.add.reduceat(finite, begins, dtype=np.float64)
     trend = np.divide(sums, counts, where=counts > 0, out=np.full(len(parts), np.nan))
-    return LastLoss(float(series.values[-1]), step if step >= 0 else None, tuple(trend.tolist()))
+    return LastLoss(float(series.values[-1]), step, tuple(trend.tolist()))
+
+
+def read_logged_steps(recording: Recording, rows: Rows, cursor_ns: int) -> dict[str, int]:
+    """Return the steps of the last logged values at a moment, by name, as far as they are known; see ``read_last_loss``."""
+    series = {name: values.until(cursor_ns) for name, values in read_logged(recording).items()}
+    steps = {name: _find_last_step(rows, values) for name, values in series.items() if len(values.times)}
+    return {name: step for name, step in steps.items() if step is not None}
+
+
+def _find_last_step(rows: Rows, series: LoggedSeries) -> int | None:
+    step = int(find_steps(rows, series, _LAST_VALUES)[-1])
+    return step if step >= 0 else None

@@ -240,7 +240,7 @@ class RecordingSource:
             iterations=self._iterations.first_iterations(count),
             cost=measure_cost(self.recording.at(cursor), lost),
             output=self._transcript.read_tail(cursor, _OUTPUT_LINES),
-            loss=read_last_loss(self.recording, self._find_lead_steps(cursor), cursor),
+            loss=read_last_loss(self.recording, self.find_lead_steps(cursor), cursor),
             inferred=self._rhythm.infer_at(cursor) if not count and job.state is JobState.RUNNING else None,
             history=self._histories.history_at(at, ranks, gpu_keys),
         )
@@ -253,7 +253,7 @@ class RecordingSource:
             name=self.recording.name,
             command=_shorten_command(info.get("command") or ()),
             launcher=read_launcher(self.recording.at(cursor)),
-            engine=EngineSummary(**parse_engine(facts) | measure_batch(facts, self._find_lead_steps(cursor))),
+            engine=EngineSummary(**parse_engine(facts) | measure_batch(facts, self.find_lead_steps(cursor))),
             state=state,
             exit_code=code,
             exit_text=text,
@@ -263,7 +263,7 @@ class RecordingSource:
             rank_files=describe_rank_files(self.recording, cursor),
         )
 
-    def _find_lead_steps(self, cursor: int) -> Rows:
+    def find_lead_steps(self, cursor: int) -> Rows:
         """Return the steps that the rank that made its engine first had finished at the cursor."""
         steps = next((process.step_rows for process in self.rank_steps if len(process.step_rows)), _NO_STEPS)
         finished: Rows = steps[: np.searchsorted(steps["end_unix_ns"], cursor, "right")]

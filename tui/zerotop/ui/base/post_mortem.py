@@ -162,7 +162,7 @@ def draw_memory_strip(samples: tuple[HostMemory, ...], width: int, glyphs: Glyph
     limit = max(sample.limit_bytes for sample in samples)
     unit = choose_size_unit(limit)
     last = samples[-1]
-    figures = f" {unit.format_bytes(last.used_bytes).strip()} of {unit.format_bytes(limit).strip()} {unit.name}"
+    figures = f" {unit.format_bytes(last.used_bytes).strip()} of {unit.format_bytes(limit).strip()} {unit.name} at the end"
     seconds = (last.unix_ns - samples[0].unix_ns) / 1e9
     label = f"host memory, last {seconds:.0f} s  "
     room = max(0, width - len(label) - len(figures))

@@ -23,6 +23,7 @@ _FAR_STEPS = 32
 _WIDE_FROM = 76  # cells of the panel
 _LONGEST_S = 1e300  # a longer iteration is not drawn to scale
 _MAX_STEP_WIDTH = 12  # cells of a step
+_OLD_LOSS_WIDTH = 29  # cells of a loss with its step
 _PLANNED_STEPS = (16, 24, 32, 48, 64, 96, 128, 192, 256)  # of a run whose length is unknown
 
 
@@ -95,6 +96,9 @@ def _draw_chart(
     legend = _draw_legend(view, pointed, scale, legend_width, canvas.height, glyphs) if legend_width else []
     whose = f" on rank {iterations.rank}" if iterations.rank is not None else ""
     title: Row = (*panel_title(f"Iteration {scale.unit}", focused), (whose, "muted"))
+    if view.loss is not None and view.loss.step is not None and view.loss.step < int(iterations.step[-1]) - 1:
+        # Where there is no room for both, the step of an old loss rather than the rank.
+        title = title if width >= row_width(title) + _OLD_LOSS_WIDTH else title[:-1]
     rows = [_draw_title(title, view.loss, width, glyphs)]
     rows += [fit_row((*row, ("  ", "text"), *entry), width, glyphs) for row, entry in zip(chart, legend, strict=False)]
     return rows + [fit_row(row, width, glyphs) for row in chart[len(legend) :]]

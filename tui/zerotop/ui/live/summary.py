@@ -84,7 +84,7 @@ def _choose_form(summary: EndSummary, view: LiveView, width: int) -> _Form:
 def _write_cost(cost: FindingCost, form: _Form, view: LiveView) -> str:
     if form is _Form.WHOLE or cost.share is None:
         return describe_cost(cost, view, get_units().sizes[:3])
-    return describe_share(cost.share) if form is _Form.SHARE else format_percent(cost.share)
+    return describe_share(cost.share, cost.finding.name) if form is _Form.SHARE else format_percent(cost.share)
 
 
 def _draw_finding(cost: FindingCost, form: _Form, view: LiveView, width: int, glyphs: Glyphs) -> Row:

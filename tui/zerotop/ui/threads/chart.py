@@ -67,7 +67,7 @@ def draw_chart(
     left -= AXIS_WIDTH
     has_means = has_phase_means(placed)
     legend = _draw_legend(threads, begin_s, left, glyphs, with_phases=not has_means)
-    means = draw_phase_means(threads.phases, used, resample_columns(threads, threads.runnable, size), placed, glyphs)
+    means = draw_phase_means(threads, placed, glyphs)
     texts = zip_longest(legend[:height], means[: height if has_means else 0], fillvalue=())
     rows = add_axes(canvas, axis, below)
     sides = [*texts, *[((), ())] * height]

@@ -94,7 +94,15 @@ def _build_entries(name: str, picture: Picture) -> list[tuple[tuple[str, ...], s
     known = [metric for metric in lane if picture.find_values(metric.name) is not None]
     known.sort(key=lambda metric: metric.name == "peak")  # the line over the layers
     styles = {metric.label: metric.style if len(lane) > 1 else "" for metric in known}
-    return [(tuple(one.name for one in known if one.label == label), label, style) for label, style in styles.items()]
+    by_label = [(tuple(one.name for one in known if one.label == label), label) for label in styles]
+    return [(names, label + _tell_step(names, picture), styles[label]) for names, label in by_label]
+
+
+def _tell_step(names: Sequence[str], picture: Picture) -> str:
+    """Return the step of a logged value, unless it is the one shown or, where that is in progress, the one before it."""
+    steps = [picture.logged_steps[name] for name in names if name in picture.logged_steps]
+    is_earlier = steps and picture.pointed_step is not None and steps[0] < picture.pointed_step - 1
+    return f", step {steps[0]}" if is_earlier else ""
 
 
 def format_moment(moment: int, cell_ns: int) -> str:

@@ -12,6 +12,7 @@ from zerotop.analysis.hardware.gpu_faults import name_fault
 from zerotop.analysis.live_view import JobState
 from zerotop.analysis.timeline.range_summary import RangeSummary, summarize_range
 from zerotop.analysis.timeline.timeline import MOMENT_NS, ColumnValues, LaneSubject, Timeline, TimelineBuilder, Window
+from zerotop.analysis.views.last_loss import read_logged_steps
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.moments.at import find_cores
 from zerotop.ui.base import findings
@@ -107,6 +108,7 @@ class PictureBuilder:
             ),
             scales=self._scales,
             values_then=self._read_values(frame, subject, pointed) if window.column_ns > MOMENT_NS else {},
+            logged_steps=self._read_logged_steps(frame, pointed),
             headline=_make_mark(frame.headline, origin_ns) if _is_marked(frame.headline) else None,
             phases_now={} if self.pointed_ns is not None else _read_phases(frame, shown),
         )
@@ -114,9 +116,15 @@ class PictureBuilder:
 
     def _read_values(self, frame: Frame, subject: LaneSubject, pointed: int) -> dict[str, ColumnValues]:
         unix_ns = self._timelines.origin_ns + pointed
-        # What the last step logged came after its end.
-        logged_ns = unix_ns if self.pointed_ns is not None else frame.view.cursor_ns
-        return self._timelines.get_lanes(subject).read_moment(unix_ns, logged_ns)
+        return self._timelines.get_lanes(subject).read_moment(unix_ns, self._find_logged_ns(frame, pointed))
+
+    def _read_logged_steps(self, frame: Frame, pointed: int) -> dict[str, int]:
+        logged_ns = self._find_logged_ns(frame, pointed)
+        return read_logged_steps(self._source.recording, self._source.find_lead_steps(logged_ns), logged_ns)
+
+    def _find_logged_ns(self, frame: Frame, pointed: int) -> int:
+        """Return the moment of the logged values: what the last step logged came after its end."""
+        return self._timelines.origin_ns + pointed if self.pointed_ns is not None else frame.view.cursor_ns
 
     def _build_state(self, frame: Frame, origin_ns: int) -> PlaybackState:
         moment, last = frame.moment, self._source.last_step

@@ -44,6 +44,7 @@ class Picture:
     scales: GrowingScales
     # The last values up to that moment, by name; empty where the columns are as short.
     values_then: Mapping[str, ColumnValues] = field(default_factory=dict)
+    logged_steps: Mapping[str, int] = field(default_factory=dict)  # of the last logged values up to that moment, by name
     headline: Mark | None = None  # of the finding under the header
     phases_now: Mapping[int, str] = field(default_factory=dict)  # by rank, at the cursor; none while the mouse points
 

@@ -24,9 +24,9 @@ _KIND = FindingKind(
     name="double_spike",
     severity=Severity.WARNING,
     confidence=0.95,
-    headline="GPUs idle {share:percent} of each {iteration_s:seconds} iteration while the CPU runs the optimizer",
+    headline="GPUs idle {share:percent} of each iteration while the CPU runs the optimizer",
     details=(
-        "In steps {step} to {last_step} the optimizer takes {gap_s:seconds}"
+        "In steps {step} to {last_step} the optimizer takes {gap_s:seconds} of {iteration_s:seconds}"
         "[, in {processes:count process} x {threads_each:.0f} threads on {cores_each:.1f} cores each"
         "[ of the host's {host_cores:.0f}]]"
         "[. PCIe carries about {to_host:bytes} to the host and {to_gpu:bytes} back]"

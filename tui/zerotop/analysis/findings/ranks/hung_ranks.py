@@ -52,8 +52,8 @@ _KIND = FindingKind(
     confidence=0.6,
     headline="No progress for {silent_s:seconds}[: rank {hung_rank} is behind, {phase}]",
     details=(
-        "No phase began or ended on any rank; an iteration usually takes {iteration_s:seconds}[. Rank {hung_rank} is"
-        " {phase}, {others}]."
+        "No phase began or ended on any rank; the last iterations before took {iteration_s:seconds} (median)"
+        "[. Rank {hung_rank} is {phase}, {others}]."
     ),
     advice="Find the line at which {hung} is stuck.",
     fix="py-spy dump --pid {pid}",
@@ -68,7 +68,7 @@ _SEEN = _KIND.with_changes(
     headline="No progress for {silent_s:seconds}: {odd}",
     details=(
         "[{departure} ][{groups} ][{untrained} ][{threads} ][{collectives} ]"
-        "{silence}; an iteration usually takes {iteration_s:seconds}."
+        "{silence}; the last iterations before took {iteration_s:seconds} (median)."
     ),
     advice="{advice} The Ranks screen shows all stacks.",
     fix="[{line}]",

@@ -186,7 +186,12 @@ def build_notices(
         result.append(Notice(mark, job.exit_text, style, needs_all_rows=style == "alert"))
     result.extend(Notice("!", sentence, "warn") for sentence in problems)
     if finding is not None:
-        result.extend(_build_finding_notices(finding, cause, view.cursor_ns, 2 if roomy else 1))
+        notices = _build_finding_notices(finding, cause, view.cursor_ns, 2 if roomy else 1)
+        if failure is not None and not roomy and finding.severity is Severity.ERROR:
+            # It is over: on a low terminal its details are for those who look it up.
+            brief = notices[0]._replace(sentence=describe_finding(finding), max_rows=2, step_text=describe_step(finding))
+            notices = [brief, *(notice._replace(max_rows=1) for notice in notices[1:])]
+        result.extend(notices)
     result.extend([Notice("", tip, "accent")] * bool(tip))
     # Beside a finding on a low terminal they keep to a row each; ``i`` shows them whole.
     most = 1 if finding is not None and not roomy else 5
