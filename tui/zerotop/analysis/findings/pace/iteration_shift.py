@@ -108,10 +108,11 @@ def _report_explained(window: SearchWindow[Group], followed: FollowedShifts, tim
 
 
 def _report(window: SearchWindow[Group], followed: FollowedShifts, new: PaceShift, found: FoundLine) -> Iterator[Finding]:
-    """Yield the change, the end of the earlier one that it takes back, or that of which it is a part."""
+    """Yield the change, the end of the earlier one that it follows or takes back, or that of which it is a part."""
     shift = _choose_shown(followed, new, found)
     if shift is None:
         return
+    yield from map(_build_finding, followed.tell_level(shift, found))
     told_again = followed.tell_known(shift, found)
     if told_again is not None:
         yield from map(_build_finding, told_again)
