@@ -37,9 +37,9 @@ def test_pieces_make_no_difference(tmp_path: Path, seconds: float) -> None:
     if seconds < cores_taken.TAKEN_SECONDS:
         assert whole == ()
         return
-    (finding,) = whole
+    finding, second = whole  # the next ones are too short beside the training before them
     assert finding.end_ns - finding.begin_ns == 2.5 * 10**9  # the node is sampled twice a second
-    assert finding.evidence["until_step"] == 250
+    assert [one.evidence["until_step"] for one in (finding, second)] == [250, 330]
     assert finding.evidence["others_cores"] == pytest.approx(CORES - 4)
     assert finding.evidence["waiting_cores"] == pytest.approx(CORES / 2)
     assert finding.evidence["cores"] == CORES
@@ -54,6 +54,18 @@ def test_it_costs_the_time_in_which_the_training_thread_waits() -> None:
     seconds = (finding.end_ns - finding.begin_ns) / 1e9
     assert seconds > 2 * cores_taken.TAKEN_SECONDS
     assert finding.evidence["lost_s"] == pytest.approx(finding.cost * seconds)
+
+
+def test_a_second_shortage_is_told_after_the_first_has_ended(tmp_path: Path) -> None:
+    """From second 60 on they are taken for half of each minute."""
+    changes = {
+        "hosts": set_values(60.0, 0.5, cores_used=float(CORES)),
+        "processes": set_values(60.0, 0.5, waiting_cores=CORES / 2),
+    }
+    path = long_recording.write_recording(tmp_path / "recording", 800, Trouble(tables=changes))
+    whole, *others = (find_taken(path, piece) for piece in (16384, 50, 7))
+    assert all(found == whole for found in others)
+    assert [(one.step, one.evidence.get("until_step")) for one in whole] == [(240, 358), (480, 598), (720, None)]
 
 
 @pytest.mark.parametrize("steps", [500, 1000])

@@ -71,6 +71,38 @@ def find(folder: Path, *detectors: detection.Detector) -> tuple[Finding, ...]:
     return runner.findings_at(recording.end_ns)
 
 
+def list_levels(folder: Path, between: Sequence[float]) -> list[tuple[int | None, float | None, int, int]]:
+    """Return the first and last step of each change of pace, and its levels in ms, of steps with so long between phases."""
+    random = np.random.default_rng(1)
+    write_parts(folder, [[0.01, 0.01, 0.01, seconds * random.normal(1.0, 0.01)] for seconds in between])
+    shown = drop_superseded(find(folder, iteration_shift.detect))
+    levels = [(one.evidence["before_s"], one.evidence["after_s"]) for one in shown]
+    return [
+        (one.step, one.evidence.get("until_step"), round(100 * before) * 10, round(100 * after) * 10)
+        for one, (before, after) in zip(shown, levels, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("piece", [5, 512])
+def test_two_near_levels_are_told_each(tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detection, "_PIECE", piece)
+    told = list_levels(tmp_path, [0.02] * 70 + [0.07] * 15 + [0.22] * 150)
+    assert told == [(70, 84, 50, 100), (85, None, 100, 250)]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        [0.02] * 70 + [0.07] * 5 + [0.22] * 150,
+        [0.02] * 70 + [0.17] * 15 + [0.22] * 150,
+        [0.02] * 70 + np.linspace(0.03, 0.2, 15).tolist() + [0.22] * 150,
+    ],
+    ids=["for a moment", "hardly more", "a slope"],
+)
+def test_parts_of_one_change_are_told_as_one(tmp_path: Path, between: Sequence[float]) -> None:
+    assert [told[2:] for told in list_levels(tmp_path, between)] == [(50, 250)]
+
+
 @pytest.mark.parametrize("later", [0.12, 0.03])
 def test_a_wait_for_data_has_the_times_of_its_steps(tmp_path: Path, later: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first steps that wait take another time than most."""

@@ -563,3 +563,32 @@ def test_a_job_that_a_signal_killed_before_its_first_step(tmp_path: Path, name: 
         "The job was killed by signal 9 (SIGKILL) before its first step was finished"
     ] * told
     assert all("Process 100." in one.details and "Rank" not in one.details for one in dead)
+
+
+@pytest.mark.parametrize(
+    ("code", "seen", "command", "number"),
+    [
+        (137, 137, 50, None),
+        (143, None, 100, None),
+        (143, None, 50, 15),
+        (143, None, None, 15),
+        (-9, -9, 100, 9),
+    ],
+    ids=["its own", "the command's", "a shell's", "unknown", "a signal"],
+)
+def test_a_rank_that_ends_itself_with_the_code_of_a_signal(
+    tmp_path: Path, code: int, seen: int | None, command: int | None, number: int | None
+) -> None:
+    recording = PlantedRecording(tmp_path)
+    recording.write_event(make_identity(0), 0, events.Hello, rank=0, world_size=1)
+    recording.write_records(tables.SPANS, make_identity(0), [make_span(1.0, 2.0, "forward", 0)])
+    if command is not None:
+        recording.write_event(recording.node, 0, events.JobStarted, pid=command, start=1, command=["python", "train.py"])
+    known = {} if seen is None else {"exit_code": seen}
+    recording.write_event(recording.node, 5, events.RankGone, rank=0, pid=100, **known)
+    of_job: dict[str, object] = {"exit_code": code, "signal": None} if code > 0 else {"exit_code": 137, "signal": "SIGKILL"}
+    recording.write_event(recording.node, 6, events.JobEnded, oom_kills=0, text="It failed.", **of_job)
+    (dead,) = _find_dead(recording, 10)
+    assert dead.evidence.get("signal_number") == number
+    assert (f"ended with exit code {code}" in dead.headline) is (number is None)
+    assert ("By custom" in dead.details) is (number is None)

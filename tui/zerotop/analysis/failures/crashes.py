@@ -313,8 +313,8 @@ def explain_job(at: At, job: ProcessExit) -> End:
         code = next((one.exit_code for one in at.events_of(RankGone) if one.process_key == vanished[:2]), None)
         return explain_rank(at, [RankEnd(vanished, None, None, code)], [vanished], job)
     if job.signal_name is None and (failed := _find_first_failed(at)) is not None:
-        return explain_rank(at, [RankEnd(failed, read_job_end(job), traceback)], [failed], job)
-    end, ended = RankEnd(RankProcess(job.host, 0, -1), read_job_end(job), traceback), at.events_of(JobEnded)
+        return explain_rank(at, [RankEnd(failed, read_job_end(at, job), traceback)], [failed], job)
+    end, ended = RankEnd(RankProcess(job.host, 0, -1), read_job_end(at, job), traceback), at.events_of(JobEnded)
     told = explain_rank(at, [end], [identify_process(source) for source in at.sources["spans"]], job)
     words = ended[-1].text.rstrip(".") if ended and ended[-1].text else f"The job failed with exit code {job.exit_code}"
     ranks = (traceback.rank,) if traceback is not None and traceback.rank is not None else ()

@@ -22,7 +22,7 @@ from zerotop.recording.moments.at import At
 from zerotop.recording.moments.process_exits import ProcessExit, find_first_exit, find_signal_name, read_exits
 from zerotop.recording.output.tail import read_last_lines
 from zerotop.recording.reader import Source
-from zerotop_probe.recording.events import Goodbye, Hello, JobEnded, OutputFiles, RankFound, RankGone
+from zerotop_probe.recording.events import Goodbye, Hello, JobEnded, JobStarted, OutputFiles, RankFound, RankGone
 
 # A launcher ends the ranks that are left with these.
 _LAUNCHER_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
@@ -78,7 +78,9 @@ class RankEnd:
         code = self._code or 0
         if code < 0:
             return -code
-        return None if self.has_left else _SIGNAL_NUMBERS.get(find_signal_name(code) or "")
+        # A code of the rank's own process is negative after a signal. That of a shell that ran it is 128 more.
+        is_own = self.seen_code is not None or (self.report is not None and self.report.pid == self.process.pid)
+        return None if self.has_left or is_own else _SIGNAL_NUMBERS.get(find_signal_name(code) or "")
 
     @property
     def _code(self) -> int | None:
@@ -175,7 +177,7 @@ def find_ends(at: At, sources: Sequence[Source]) -> list[RankEnd]:
         if one.exit_ns is None and report is None:
             continue
         if report is None and one.seen_code is None and job is not None:
-            report = read_job_end(job)
+            report = read_job_end(at, job)
         ended_ns = one.exit_ns if one.exit_ns is not None else at.cursor_ns
         has_code = report is not None and report.is_first and report.exit_code > 0
         traceback = one.find_traceback(printed, ended_ns, with_unmarked=has_code)
@@ -324,11 +326,14 @@ def _read_local_rank(at: At, process: RankProcess) -> int | None:
     return hello[-1].local_rank if hello else None
 
 
-def read_job_end(job: ProcessExit) -> LauncherReport | None:
+def read_job_end(at: At, job: ProcessExit) -> LauncherReport | None:
     """Return the end of the only rank of a job, which is also that of its command; None where that is not known."""
+    # A code of 128 and more may be the rank's own, or that of a shell.
+    is_open = not job.signal and job.exit_code is not None and find_signal_name(job.exit_code) is not None
     number = _SIGNAL_NUMBERS.get(job.signal_name or "")
-    code = -number if number is not None else job.exit_code
-    return LauncherReport("", job.unix_ns, code, is_first=True) if code is not None else None
+    code = job.exit_code if is_open or number is None else -number
+    pid = next((event.pid for event in at.events_of(JobStarted)[-1:]), None)
+    return LauncherReport("", job.unix_ns, code, is_first=True, pid=pid) if code is not None else None
 
 
 def _has_vanished(at: At, process: RankProcess, since_ns: int) -> bool:

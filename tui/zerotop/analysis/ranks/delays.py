@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from zerotop.analysis.findings import Finding
 
-# Findings about a single rank that concern each iteration, or every few, from some step on.
+# Findings about a single rank that concern each iteration, or every few, from some step on. Those that have ended do not.
 _KINDS = ("straggler", "data_stall", "repeated_pause", "slow_forward", "slow_cores", "slow_gpu", "slow_clock", "throttled")
 
 
@@ -25,7 +25,9 @@ class RankDelay(NamedTuple):
 def list_delays(findings: Iterable[Finding], ranks: int) -> tuple[RankDelay, ...]:
     """Return the delays by single ranks of ``ranks``, in the order in which they became known."""
     return tuple(
-        _read_delay(finding) for finding in findings if finding.name in _KINDS and len(finding.ranks) == 1 and ranks > 1
+        _read_delay(finding)
+        for finding in findings
+        if finding.name in _KINDS and len(finding.ranks) == 1 and ranks > 1 and "until_step" not in finding.evidence
     )
 
 

@@ -32,11 +32,12 @@ _KIND = FindingKind(
 )
 # For how long (seconds) without a break.
 TAKEN_SECONDS = 2.0
+# A later one lasts for this part of the training before it, or so many seconds: short ones that return are told seldom.
+_LATER_PART, _LATER_SECONDS = 0.03, 60.0
 # Samples of a host further apart than this (ns) are not joined: the sampler was stopped.
 _LONGEST_TICK_NS = 2_000_000_000
 # A shortage is measured again after this part of more time, and TAKEN_SECONDS; without any in that time, it is over.
 _MORE_PART = 8
-_LOOK_BACK_NS = int(TAKEN_SECONDS * 1e9) + 2 * _LONGEST_TICK_NS
 
 
 class _Taken(NamedTuple):
@@ -56,7 +57,7 @@ class _Taken(NamedTuple):
 
 @in_each_node(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
-    """Report the first one of each attempt and node, after training has begun, and again as it goes on and ends."""
+    """Report each shortage of an attempt and node, after training has begun, and again as it goes on and ends."""
     cores = find_cores(window.recording.at, window.host)
     if cores is not None and len(window.subject.lead.steps):
         for taken in window.extend(partial(_find_next, window, cores), 0):
@@ -64,11 +65,11 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
 
 def _find_next(window: SearchWindow[Group], cores: int, last: _Taken | None) -> _Taken | None:
-    """Return the first shortage, or the same once it has gone on or has ended."""
-    if last is None:
-        return _find_first(window, cores)
+    """Return the first shortage, the same once it has gone on or has ended, or the next one after its end."""
+    if last is None or last.is_over:
+        return _find_new(window, cores, last.due_ns if last is not None else 0)
     ends = window.subject.lead.steps["end_unix_ns"]
-    if last.is_over or ends[-1] < last.due_ns:
+    if ends[-1] < last.due_ns:
         return None
     samples = window.recording.at.records("hosts", window.host).read_window(last.begin_ns, last.due_ns)
     edges = np.unique(np.append(last.begin_ns, samples.times))
@@ -81,13 +82,16 @@ def _find_next(window: SearchWindow[Group], cores: int, last: _Taken | None) -> 
     return _Taken(last.begin_ns, end_ns, known_ns, _select(loads, taken), is_over=end_ns == last.end_ns)
 
 
-def _find_first(window: SearchWindow[Group], cores: int) -> _Taken | None:
+def _find_new(window: SearchWindow[Group], cores: int, since_ns: int) -> _Taken | None:
+    """Return the first shortage since a time."""
     ends = window.subject.lead.steps["end_unix_ns"]
-    new = window.steps(window.subject.lead.steps)
+    new = window.steps(window.subject.lead.steps, of=since_ns)
     if new.start == new.stop:
         return None
     # Only between the first and the last finished step: at other times a shortage of cores does not matter.
-    begin_ns = max(int(ends[0]), int(ends[max(0, new.start - 1)]) - _LOOK_BACK_NS)
+    longest_s = _LATER_SECONDS if since_ns else TAKEN_SECONDS
+    look_back_ns = int(longest_s * 1e9) + 2 * _LONGEST_TICK_NS
+    begin_ns = max(int(ends[0]), int(ends[max(0, new.start - 1)]) - look_back_ns, since_ns)
     samples = window.recording.at.records("hosts", window.host).read_window(begin_ns, int(ends[-1]))
     if not len(samples) or not (samples.rows["cores_used"] >= TAKEN_BUSY_SHARE * cores).any():
         return None
@@ -96,11 +100,12 @@ def _find_first(window: SearchWindow[Group], cores: int) -> _Taken | None:
     if loads is None or len(edges) < 2:
         return None
     is_taken = loads.is_starved & (np.diff(edges) <= _LONGEST_TICK_NS)
-    begins = find_run_begins(is_taken)
-    long = np.flatnonzero(is_taken & (edges[1:] - edges[begins] >= TAKEN_SECONDS * 1e9))
+    begins = edges[(runs := find_run_begins(is_taken))]
+    least_ns = np.clip(_LATER_PART * (begins - ends[0]), TAKEN_SECONDS * 1e9, longest_s * 1e9)
+    long = np.flatnonzero(is_taken & (edges[1:] - begins >= least_ns))
     if not len(long):
         return None
-    taken = slice(int(begins[long[0]]), int(long[0]) + 1)
+    taken = slice(int(runs[long[0]]), int(long[0]) + 1)
     begin_ns, end_ns = int(edges[taken.start]), int(edges[taken.stop])
     return _Taken(begin_ns, end_ns, int(ends[np.searchsorted(ends, end_ns)]), _select(loads, taken))
 

@@ -20,17 +20,27 @@ from zerotop.analysis.findings.support.steps.growing_batches import get_batch_si
 from zerotop.analysis.findings.support.steps.lost_time import Level, await_notable
 from zerotop.analysis.findings.support.steps.onsets import find_onset
 from zerotop.analysis.findings.support.steps.step_values import StepValues
-from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHIFT_STEPS, ShiftFinder, Values
+from zerotop.analysis.stats.change_points import (
+    AGREE_SHARE,
+    LEVEL_STEPS,
+    SETTLED_STEPS,
+    SHIFT_AGREE_SHARE,
+    SHIFT_STEPS,
+    ShiftFinder,
+    Values,
+)
 
 # The most steps of a level: the last ones.
 _MOST_STEPS = 2000
+# The share of the level before by which two near levels are no parts of one change.
+_APART_SHARE = 0.25
 
 
 def measure_whole(shift: PaceShift, others: Collection[int], known_ns: int, until_step: int | None = None) -> PaceShift:
     """Return the change with all steps of both levels as known at a time; as it is where they show no change that way.
 
     Args:
-        others: the first steps of other changes; those near this one are a part of it.
+        others: the first steps of other changes. Their levels are others.
         until_step: the last step of the new level, if it has ended.
     """
     if shift.change.found_in or len(shift.change.after) < SHIFT_STEPS:
@@ -47,10 +57,9 @@ def measure_whole(shift: PaceShift, others: Collection[int], known_ns: int, unti
 def split_levels(steps: Rows, shift: PaceShift, others: Collection[int], until_step: int | None = None) -> tuple[Rows, Rows]:
     """Return the steps before a change and after it, up to the next changes; without the first ones, if there are more."""
     step, numbers = shift.step, steps["step"]
-    apart = [other for other in others if abs(other - step) > thresholds.NEAR_STEPS]
     first = min(thresholds.WARM_UP_STEPS, max(0, int(np.searchsorted(numbers, step)) - LEVEL_STEPS))
-    begin = int(np.searchsorted(numbers, max((other for other in apart if other < step), default=numbers[first])))
-    end = int(np.searchsorted(numbers, min((other for other in apart if other > step), default=numbers[-1] + 1)))
+    begin = int(np.searchsorted(numbers, max((other for other in others if other < step), default=numbers[first])))
+    end = int(np.searchsorted(numbers, min((other for other in others if other > step), default=numbers[-1] + 1)))
     if until_step is not None:
         end = min(end, int(np.searchsorted(numbers, until_step, "right")))
     middle = int(np.searchsorted(numbers, step))
@@ -63,6 +72,18 @@ def is_same(known: PaceShift, other: PaceShift) -> bool:
         return False
     loads = [one.cause.advice if one.cause is not None and one.cause.is_host else "" for one in (known, other)]
     return abs(other.step - known.step) <= thresholds.NEAR_STEPS or (loads[0] == loads[1] != "")
+
+
+def follows_level(known: PaceShift, other: PaceShift, known_ns: int) -> bool:
+    """Whether a slowdown comes after one by less, whose level the iterations have held in between."""
+    steps = known.change.process.steps_until(known_ns)
+    held = steps[slice(*np.searchsorted(steps["step"], (known.step, other.step)))]["iteration_s"]
+    if len(held) < LEVEL_STEPS // 2 or not known.is_worse:
+        return False
+    level = float(np.nanmedian(held))
+    least_s = max(_APART_SHARE * known.before_s, AGREE_SHARE * level)
+    is_held = np.mean(np.abs(held - level) <= AGREE_SHARE * level) >= SHIFT_AGREE_SHARE
+    return bool(is_held and least_s <= level - known.before_s <= other.after_s - level)
 
 
 def join_shifts(known: PaceShift, other: PaceShift, known_ns: int) -> PaceShift | None:

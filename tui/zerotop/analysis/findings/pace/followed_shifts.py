@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.pace.changes_of_pace import is_same, join_shifts, measure_whole
+from zerotop.analysis.findings.pace.changes_of_pace import follows_level, is_same, join_shifts, measure_whole
 from zerotop.analysis.findings.pace.real_shifts import RealShifts, explain_by_training
 from zerotop.analysis.findings.support import Process
 from zerotop.analysis.findings.support.causes.pace_shift import PaceShift
@@ -65,10 +65,12 @@ class FollowedShifts:
         self.unexplained: list[PaceShift] = []
         """Those that the iterations do not show, and for which no line was found yet."""
         self._open: list[_Followed] = []
+        self._apart: set[int] = set()  # the first steps of near changes that are no parts of one
 
     def measure(self, shift: PaceShift, found: FoundLine, until_step: int | None = None) -> ToldShift:
         """Return a change as known at a time, with its levels up to the next changes."""
-        others = self.real.list_steps(found.known_ns)
+        far = [other for other in self.real.list_steps(found.known_ns) if abs(other - shift.step) > NEAR_STEPS]
+        others = [*far, *(other for other in self._apart if other != shift.step)]
         return ToldShift(shift, measure_whole(shift, others, found.known_ns, until_step), found, until_step)
 
     def follow(self, told: ToldShift) -> None:
@@ -86,6 +88,16 @@ class FollowedShifts:
             yield from self._tell_levels(one, lead.steps_until(until_ns if passed is None else known_ns - 1))
             if passed is not None:
                 yield self._end(one, known_ns, passed[0])
+
+    def tell_level(self, shift: PaceShift, found: FoundLine) -> Iterator[ToldShift]:
+        """Yield the end of a change if a new one, near to it, is no part of it: its level was held up to that one."""
+        for earlier in reversed(self._open):
+            if is_same(earlier.shift, shift) and follows_level(earlier.shift, shift, found.known_ns):
+                self._apart |= {earlier.shift.step, shift.step}
+                if earlier.found.line is not None:  # it may be that of samples from after its end
+                    earlier.found = earlier.found._replace(line=_find_line_before(shift, earlier.shift, found.known_ns))
+                yield self._end(earlier, found.known_ns, shift.step - 1)
+                return
 
     def tell_known(self, shift: PaceShift, found: FoundLine) -> list[ToldShift] | None:
         """Return the end of the change that a new one takes back, or that of which it is a part; None if it is neither."""
@@ -217,6 +229,13 @@ def _find_later_line(shift: PaceShift, known_ns: int) -> StackLine | None:
         return None
     line = find_line(delay._replace(end_ns=known_ns, known_ns=known_ns))
     return line if is_line_named(shift, line) else None
+
+
+def _find_line_before(shift: PaceShift, earlier: PaceShift, known_ns: int) -> StackLine | None:
+    """Return the line that took the time of an earlier change, from samples of the time before the next one."""
+    until_ns = shift.begin_ns
+    line = find_line(earlier.find_delay()._replace(end_ns=until_ns, slow_until_ns=until_ns, known_ns=known_ns))
+    return line if is_line_named(earlier, line) else None
 
 
 def _measure_present(shift: PaceShift, steps: Rows, known_ns: int) -> PaceShift | None:

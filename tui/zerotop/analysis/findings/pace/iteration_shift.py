@@ -32,12 +32,12 @@ from zerotop.analysis.findings.support.links import (
     slowed_by_saves,
     waits_as_long,
 )
+from zerotop.analysis.findings.support.steps.lost_time import LEAST_COST, has_cost_little
 from zerotop.analysis.findings.support.steps.onsets import select_from_onset
 from zerotop.analysis.findings.support.thresholds import WARM_UP_STEPS
 from zerotop.analysis.formatting import Text, format_seconds
 from zerotop.analysis.stats.change_points import LEVEL_STEPS
 from zerotop.recording.samples import Rows
-from zerotop.recording.steps.step_dtype import sum_training_s
 from zerotop_probe.recording.events import Stacks, TrainingChanged
 
 _KIND = FindingKind(
@@ -76,8 +76,6 @@ _BETWEEN = _KIND.with_changes(
 _BY_GPU = _KIND.with_changes(details="The GPU works {carried:seconds} {longer}: {part}[; {cause}].")
 # A part of the GPU's work is named from this share of the change on.
 _PART_SHARE = 0.2
-# The share of the time from which a slowdown is worth telling, and the seconds from which one that has ended still is.
-_LEAST_COST, _MOST_LOST_S = 0.03, 30.0
 
 
 @in_each_attempt(kinds=None)
@@ -110,10 +108,11 @@ def _report_explained(window: SearchWindow[Group], followed: FollowedShifts, tim
 
 
 def _report(window: SearchWindow[Group], followed: FollowedShifts, new: PaceShift, found: FoundLine) -> Iterator[Finding]:
-    """Yield the change, the end of the earlier one that it takes back, or that of which it is a part."""
+    """Yield the change, the end of the earlier one that it follows or takes back, or that of which it is a part."""
     shift = _choose_shown(followed, new, found)
     if shift is None:
         return
+    yield from map(_build_finding, followed.tell_level(shift, found))
     told_again = followed.tell_known(shift, found)
     if told_again is not None:
         yield from map(_build_finding, told_again)
@@ -148,7 +147,7 @@ def _is_worth_telling(told: ToldShift) -> bool:
     fills_queue = is_unknown and _may_be_warm_up(shift) and not sum(shift.device_parts.values()) > shift.added_s / 2
     if fills_queue or _has_passed(shift, found.known_ns) or _is_moment(shift):
         return False
-    return not shift.is_worse or told.whole.cost >= _LEAST_COST
+    return not shift.is_worse or told.whole.cost >= LEAST_COST
 
 
 def _has_passed(shift: PaceShift, known_ns: int) -> bool:
@@ -227,7 +226,7 @@ def _build_finding(told: ToldShift) -> Finding:
     if line is not None and is_named:
         kind = line_findings.name_line(kind.with_changes(confidence=0.9, headline=_LINE_HEADLINE), line)
     is_warm_up = cause is None and not is_named and _may_be_warm_up(shift)
-    if not shift.is_worse or is_warm_up or whole.cost < _LEAST_COST or _has_cost_little(told):
+    if not shift.is_worse or is_warm_up or whole.cost < LEAST_COST or _has_cost_little(told):
         kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
     if cause is not None and (kind.severity is not Severity.INFO or cause.finding == BATCH_GROWTH):
         kind = kind.with_changes(measured_cause=cause.finding)
@@ -265,9 +264,7 @@ def _has_cost_little(told: ToldShift) -> bool:
     if told.until_step is None:
         return False
     steps = told.shift.change.process.steps_until(told.found.known_ns)
-    slow = steps[slice(*np.searchsorted(steps["step"], (told.shift.step, told.until_step + 1)))]
-    lost_s = told.whole.cost * float(np.nansum(slow["iteration_s"] * slow["steps"]))
-    return lost_s < min(_LEAST_COST * sum_training_s(steps), _MOST_LOST_S)
+    return has_cost_little(steps, told.shift.step, told.until_step, told.whole.cost)
 
 
 def _describe_part(shift: PaceShift) -> str | None:

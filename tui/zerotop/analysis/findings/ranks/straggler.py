@@ -21,7 +21,8 @@ from zerotop.analysis.findings.support.lines.line_findings import is_cause, line
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay, FoundLine, StackLine, await_line, find_line
 from zerotop.analysis.findings.support.links import Kinds, is_simultaneous, waits_for_data
 from zerotop.analysis.findings.support.nccl_figures import NcclWait, find_wait
-from zerotop.analysis.findings.support.steps.contests import find_slow_rounds
+from zerotop.analysis.findings.support.steps.late_spells import LateSpell, LateSpells, LateStep
+from zerotop.analysis.findings.support.steps.lost_time import has_cost_little
 from zerotop.analysis.findings.support.steps.onsets import select_from_onset
 from zerotop.analysis.findings.support.thresholds import MORE_STEPS, RECENT_STEPS, STALL_SECONDS, STRAGGLER_SHARE
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
@@ -31,12 +32,12 @@ _KIND = FindingKind(
     name="straggler",
     severity=Severity.WARNING,
     confidence=0.9,
-    headline="Rank {rank} delays each iteration by {late_s:seconds} ({share:percent}) from step {step} on",
+    headline="Rank {rank} {delays} each iteration by {late_s:seconds} ({share:percent}) from step {step} {until}",
     details=(
-        "In steps {first_step} to {last_step} its own work between the phases takes that much longer"
-        "[, {most} of it at {line}], and the other ranks wait for it where they synchronize. The median iteration takes"
-        " {iteration_s:seconds}.[ NCCL says that the other ranks are in {collective} for {nccl_wait_s:seconds} of it longer"
-        " than this one.]"
+        "In steps {first_step} to {last_step} its own work between the phases {takes} that much longer"
+        "[, {most} of it at {line}], and the other ranks {wait} for it where they synchronize. The median iteration"
+        " {takes} {iteration_s:seconds}.[ NCCL says that the other ranks {are} in {collective} for {nccl_wait_s:seconds} of it"
+        " longer than this one.]"
     ),
     advice="See what only this rank does between the phases: do it less often, or in a thread of its own.",
     fix="py-spy dump --pid {pid}",
@@ -44,14 +45,23 @@ _KIND = FindingKind(
 )
 _DATA = _KIND.with_changes(
     details=_KIND.details.replace(
-        "its own work between the phases takes that much longer", "it waits that much longer for data"
+        "its own work between the phases {takes} that much longer", "it {waits} that much longer for data"
     ),
     advice="Give each rank the same amount of data, of similar length, and workers that load it ahead.",
     fix="{worker_setting}",
 )
 
 
-_Late = tuple[int, Ints, float]  # index of the process, the indices of its steps, and the seconds of each
+_LASTS = {"delays": "delays", "takes": "takes", "wait": "wait", "waits": "waits", "are": "are"}
+_ENDED = {"delays": "delayed", "takes": "took", "wait": "waited", "waits": "waited", "are": "were"}
+
+
+class _Late(NamedTuple):
+    """A delay: the index of the process, the indices of its steps, and the seconds of each."""
+
+    at: int
+    steps: Ints
+    seconds: float
 
 
 class _Look(NamedTuple):
@@ -61,32 +71,63 @@ class _Look(NamedTuple):
     late: _Late | None
 
 
+class _Told(NamedTuple):
+    """A spell that is told, and its line once that is known."""
+
+    spell: LateSpell
+    found: FoundLine
+
+
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
-    """Report once for each attempt the first rank that was last in SETTLED_STEPS steps with phases in a row.
+    """Report each rank that was last in SETTLED_STEPS steps with phases in a row.
 
-    It is told again when NCCL's figures about it are known, and while it lasts, with the figures of more steps.
+    It is told again when NCCL's figures about it are known, while it lasts, with those of more steps, and with its end.
     """
-    late = window.find_once(partial(_find_late, window))
-    found = await_line(delay := _find_delay(window.subject, late)) if late is not None else None
-    if late is None or found is None:
-        return
-    # A rank that waits for its GPU there, as for the value of a loss, may wait for another rank.
-    if found.line is not None and not is_cause(found.line, delay):
-        window.is_closed = True
-        return
-    group, since = window.subject, late[1]
+    group, lasting = window.subject, window.keep(dict[int, _Told])
+    found = window.await_each(_find_spells(window), lambda spell: await_line(_find_delay(group, _read_late(spell))))
+    for spell, line in found:
+        # A rank that waits for its GPU there, as for the value of a loss, may wait for another rank.
+        if line.line is None or is_cause(line.line, _find_delay(group, _read_late(spell))):
+            lasting[int(spell.steps[0])] = _Told(spell, line)
+    for begin, told in list(lasting.items()):
+        yield from _tell(window, told)
+        if told.spell.after is not None:
+            del lasting[begin]
+
+
+def _tell(window: SearchWindow[Group], told: _Told) -> Iterator[Finding]:
+    group, (spell, found) = window.subject, told
+    late = _read_late(spell)
+    delay, since = _find_delay(group, late), late.steps
+    end_ns = _find_end_ns(group, spell.end_index) if spell.after is not None else None
     wait = find_wait(group.processes, delay.process, delay.begin_ns)
-    if wait is None or wait.known_ns > found.known_ns:
-        yield _build_finding(group, since, late, found, None)
-    if wait is not None:
-        yield _build_finding(group, since, late, found, wait)
-    for end, later in window.extend(partial(_look_again, group, late), 0):
-        known_ns = max(int(process.aligned_steps["end_unix_ns"][end - 1]) for process in group.processes)
+    if wait is not None and end_ns is not None and wait.known_ns > end_ns:
+        wait = None
+    if end_ns is None or found.known_ns < end_ns:
+        if wait is None or wait.known_ns > found.known_ns:
+            yield _build_finding(group, since, late, found, None)
+        if wait is not None:
+            yield _build_finding(group, since, late, found, wait)
+    for end, later in window.extend(partial(_look_again, group, spell), 0, int(since[0])):
+        known_ns = _find_end_ns(group, end - 1)
         if later is not None and known_ns > found.known_ns:
             is_priced = wait is not None and wait.known_ns <= known_ns
             known = FoundLine(found.line or _find_later_line(delay, known_ns), known_ns)
             yield _build_finding(group, since, later, known, wait if is_priced else None)
+    if end_ns is not None and spell.after is not None:
+        line = found.line or _find_later_line(delay, _find_end_ns(group, int(spell.after[0]) - 1))
+        whole = _measure_last(group, late, int(spell.after[0])) or late
+        yield _build_finding(group, since, whole, FoundLine(line, max(end_ns, found.known_ns)), wait, spell.after)
+
+
+def _read_late(spell: LateSpell) -> _Late:
+    return _Late(spell.rank, spell.steps, spell.late_s)
+
+
+def _find_end_ns(group: Group, index: int) -> int:
+    """Return when the last rank ended a step."""
+    return max(int(process.aligned_steps["end_unix_ns"][index]) for process in group.processes)
 
 
 def _find_later_line(delay: Delay, known_ns: int) -> StackLine | None:
@@ -95,34 +136,35 @@ def _find_later_line(delay: Delay, known_ns: int) -> StackLine | None:
     return line if line is not None and is_cause(line, delay) else None
 
 
-def _look_again(group: Group, late: _Late, last: _Look | None) -> _Look | None:
+def _look_again(group: Group, spell: LateSpell, last: _Look | None) -> _Look | None:
     """Return the delay in the RECENT_STEPS before a step, after each quarter of more steps; None before there are these."""
-    index, first = late[0], int(late[1][0])
+    late, first = _read_late(spell), int(spell.steps[0])
     count = last.end - first if last is not None else SETTLED_STEPS
     end = first + max(2 * SETTLED_STEPS, count + count // MORE_STEPS)
-    if end > min(len(process.aligned_steps) for process in group.processes):
-        return None
-    begin = max(first, end - RECENT_STEPS)
+    known = spell.end_index if spell.after is not None else min(len(process.aligned_steps) for process in group.processes)
+    return _Look(end, _measure_last(group, late, end)) if end <= known else None
+
+
+def _measure_last(group: Group, late: _Late, end: int) -> _Late | None:
+    """Return the delay in the RECENT_STEPS before a step; None where too few are known, or the rank is not as late."""
+    begin = max(int(late.steps[0]), end - RECENT_STEPS)
     steps = begin + np.flatnonzero(~_find_counted(group, slice(begin, end)))
     if len(steps) < SETTLED_STEPS:
-        return _Look(end, None)
+        return None
     own = _measure_own(group, steps)
-    seconds = float(np.median(own[index] - np.delete(own, index, axis=0).max(axis=0)))
-    return _Look(end, (index, steps, seconds) if seconds >= late[2] / 2 else None)
+    seconds = float(np.median(own[late.at] - np.delete(own, late.at, axis=0).max(axis=0)))
+    return _Late(late.at, steps, seconds) if seconds >= late.seconds / 2 else None
 
 
-def _find_late(window: SearchWindow[Group]) -> _Late | None:
+def _find_spells(window: SearchWindow[Group]) -> list[LateSpell]:
+    """Return the spells that begin in new steps, from those that no rank has only counted."""
     group = window.subject
     if len(group.processes) < 2 or group.has_stages:
-        return None
+        return []
     fresh = window.steps(min((process.aligned_steps for process in group.processes), key=len))
-    # Steps that no rank has only counted.
-    indices = np.array(
-        window.results((fresh.start + np.flatnonzero(~_find_counted(group, fresh))).tolist(), SETTLED_STEPS - 1), int
-    )
+    indices = fresh.start + np.flatnonzero(~_find_counted(group, fresh))
     slowest, late = _measure_lateness(group, indices)
-    found = find_slow_rounds(slowest, SETTLED_STEPS)
-    return (int(slowest[found.start]), indices[found], float(np.median(late[found]))) if found is not None else None
+    return window.keep(LateSpells).read(map(LateStep, indices.tolist(), slowest.tolist(), late.tolist()))
 
 
 def _find_counted(group: Group, window: slice) -> NDArray[np.bool_]:
@@ -158,7 +200,10 @@ def _find_delay(group: Group, late: _Late) -> Delay:
     return Delay(process, where, int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]), known_ns)
 
 
-def _build_finding(group: Group, since: Ints, delay: _Late, found: FoundLine, wait: NcclWait | None) -> Finding:
+def _build_finding(
+    group: Group, since: Ints, delay: _Late, found: FoundLine, wait: NcclWait | None, after: Ints | None = None
+) -> Finding:
+    """Return the finding. ``after``: the first steps after the end."""
     index, steps, late = delay
     process = group.processes[index]
     rows = process.aligned_steps[steps]
@@ -172,10 +217,16 @@ def _build_finding(group: Group, since: Ints, delay: _Late, found: FoundLine, wa
         evidence["nccl_wait_s"] = wait.share * usual
     if found.line is not None:
         kind = name_line(kind, found.line)
+    changed = _find_begin(group, process, np.append(since, steps[-1]), found.known_ns)
+    words, until_step = _LASTS, None
+    if after is not None:
+        words, until_step = _ENDED, int(_find_begin(group, process, after, found.known_ns)["step"][0]) - 1
+        if has_cost_little(process.steps_until(found.known_ns), int(changed["step"][0]), until_step, late / usual):
+            kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
     return kind.at_steps(
         process,
-        _find_begin(group, process, np.append(since, steps[-1]), found.known_ns),
-        evidence,
+        changed,
+        {**evidence, "until_step": until_step},
         known_ns=max(found.known_ns, wait.known_ns if wait is not None else 0),
         cost=late / usual,
         share=late / usual,
@@ -183,12 +234,14 @@ def _build_finding(group: Group, since: Ints, delay: _Late, found: FoundLine, wa
         pid=process.source.pid,
         first_step=int(rows["step"][0]),
         last_step=int(rows["step"][-1]),
+        until="on" if until_step is None else f"to {until_step}",
+        **words,
         **line_values(found.line),
     )
 
 
 def _find_begin(group: Group, process: Process, indices: Ints, known_ns: int) -> Rows:
-    """Return a process's steps from the begin of the delay, some of which ranks may only have counted."""
+    """Return a process's steps from the begin of a change on, some of which ranks may only have counted."""
     changed = process.aligned_steps[indices[[0, -1]]]
     known = np.flatnonzero(~_find_counted(group, slice(0, int(indices[0]))))
     before = process.aligned_steps["step"][known[-1]] if len(known) else changed["step"][0] - 1

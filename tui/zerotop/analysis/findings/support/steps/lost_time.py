@@ -9,10 +9,12 @@ import numpy as np
 
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SHIFT_SHARE
 from zerotop.recording.samples import Floats, Rows
+from zerotop.recording.steps.step_dtype import sum_training_s
 
 T = TypeVar("T")
 
-
+# The share of the time from which a slowdown is worth telling.
+LEAST_COST = 0.03
 # Seconds that are reported however short the training was: recordings of a few seconds come from tests.
 _LEAST_S = 0.1
 # A loss of one second is reported, or of this share of the training so far if that is less.
@@ -45,6 +47,16 @@ def await_notable(
         is_back = any(_is_alike(find_level(other).before_s, level.after_s) for other in waiting)
         waiting[:] = [] if is_back else [one]
     yield from _take_notable(waiting, steps, find_level, None)
+
+
+def has_cost_little(steps: Rows, first_step: int, until_step: int, share: float) -> bool:
+    """Whether a slowdown that has ended, and took a share of each iteration, cost little of the training up to now.
+
+    ``steps``: all that are known of a rank.
+    """
+    slow = steps[slice(*np.searchsorted(steps["step"], (first_step, until_step + 1)))]
+    lost_s = share * float(np.nansum(slow["iteration_s"] * slow["steps"]))
+    return lost_s < min(LEAST_COST * sum_training_s(steps), _MOST_S)
 
 
 def _is_alike(before_s: float, after_s: float) -> bool:
