@@ -67,7 +67,7 @@ def _find_costly(source: RecordingSource, findings: Sequence[FindingCost], *, fa
     """Return the finding that cost most, if it cost something that matters and the failure does not say it already."""
     least_s = _LEAST_SHARE * measure_training_s(source.job_steps)
     gpus = source.view_at(None).gpus
-    is_full = any((gpu.reserved_peak_bytes or 0) > _FULL_SHARE * gpu.total_bytes for gpu in gpus)
+    is_full = any((gpu.reserved_peak_bytes or 0) > _FULL_SHARE * (gpu.allowed_bytes or gpu.total_bytes) for gpu in gpus)
     for cost in findings:
         severity = cost.finding.severity
         if severity is Severity.ERROR and not failed:

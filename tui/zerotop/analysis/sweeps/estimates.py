@@ -14,7 +14,7 @@ from itertools import product
 
 from zerotop.analysis.hardware.gpu_speeds import find_speeds, measure_mfu
 from zerotop.analysis.memory.caching_allocator import DEFAULT_RULES, AllocatorRules
-from zerotop.analysis.memory.expected.beyond_allocated import JobMemory, MeasuredContext, estimate_memory
+from zerotop.analysis.memory.expected.beyond_allocated import JobMemory, MeasuredContext, Room, estimate_memory
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate, estimate_zero2, estimate_zero3
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.optimizer_states import StateBytes
@@ -99,6 +99,7 @@ class Hardware:
     gpu: str = ""  # its name
     host_bytes: int | None = None  # of one node
     measured: MeasuredContext | None = None  # on a machine with this GPU
+    limit_bytes: int | None = None  # what PyTorch may use of one GPU, if that is less
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,12 @@ class OptionEstimate:
 
     def fits(self, hardware: Hardware) -> bool | None:
         """Whether a GPU's memory holds the upper end of what is needed; None if its size is not known."""
-        return None if hardware.gpu_bytes is None else self.memory.needed < hardware.gpu_bytes
+        room = self.measure_room(hardware)
+        return None if room is None else room.spare > 0
+
+    def measure_room(self, hardware: Hardware) -> Room | None:
+        """Return what it needs at most of what is there, and spares; None if the size is not known."""
+        return self.memory.measure_room(hardware.gpu_bytes, hardware.limit_bytes)
 
 
 def list_options(*, is_loop: bool, loop_stage: int = 0) -> list[tuple[int, str]]:

@@ -111,7 +111,7 @@ def rank_model(
 def find_hardware(answer: WhatIfAnswer) -> Hardware:
     """Return where the asked setting would run."""
     setting, base = answer.setting, answer.base
-    return Hardware(setting.gpus, setting.nodes, answer.gpu_bytes, base.gpu, base.host_bytes)
+    return Hardware(setting.gpus, setting.nodes, answer.gpu_bytes, base.gpu, base.host_bytes, limit_bytes=answer.limit_bytes)
 
 
 def build_recorded(answer: WhatIfAnswer, offload: str, own: Sequence[Estimate] = ()) -> OptionEstimate:

@@ -25,14 +25,15 @@ def recommend(rows: Sequence[OptionEstimate], hardware: Hardware, command: str =
         return _advise(rows, hardware)
     usable = [row for row in rows if row.is_usable(hardware)]
     fitting, timed = len(usable), sum(row.rate is not None for row in usable)
-    spare = format_bytes(hardware.gpu_bytes - chosen.memory.needed)
+    room = chosen.measure_room(hardware)
+    assert room is not None  # its GPU's size is known
     name = name_option(chosen, rows)
     host = f", {format_bytes(chosen.host_bytes)} of host memory on each node" if chosen.offload != "none" else ""
     of_timed = f"{timed} whose speed is known, of " if 0 < timed < fitting else ""
     others = f"the fastest of {of_timed}{fitting} that fit" if fitting > 1 else "nothing else fits" if len(rows) > 1 else ""
     parts = [
-        f"{name[0].upper()}{name[1:]} fits: it needs at most {format_bytes(chosen.memory.needed)} of"
-        f" {format_bytes(hardware.gpu_bytes)}, {spare} to spare{host}",
+        f"{name[0].upper()}{name[1:]} fits: it needs at most {format_bytes(room.needed)} of"
+        f" {room.sizes}, {format_bytes(room.spare)} to spare{host}",
         f"{others}{_format_rate(chosen) if fitting > 1 else ''}",
     ]
     paste = command or ("" if chosen.is_loop else format_config(chosen))
@@ -52,7 +53,8 @@ def _advise(rows: Sequence[OptionEstimate], hardware: Hardware) -> str:
         )
     least = min(rows, key=lambda row: row.memory.needed)
     advice = "more GPUs, a smaller micro-batch, --gradient-checkpointing or a fused loss need less"
-    needed = format_bytes(least.memory.needed)
+    room = least.measure_room(hardware)
+    needed, size = (format_bytes(room.needed), room.sizes) if room is not None else ("", size)
     return f"Nothing fits in {size}: {name_option(least, rows)} may need {needed} of each GPU; {advice}."
 
 
@@ -92,7 +94,8 @@ def format_ranking(rows: Sequence[OptionEstimate], hardware: Hardware) -> Iterat
     heads = ("", "GPUs", "stage", "offload", "micro-batch", "at most needed", "to spare", "host/node", "speed", "")
     cells: list[tuple[str, ...]] = [heads]
     for number, row in enumerate(rows, 1):
-        spare = format_bytes(hardware.gpu_bytes - row.memory.needed) if hardware.gpu_bytes else ""
+        room = row.measure_room(hardware)
+        spare = format_bytes(room.spare) if room is not None else ""
         rate = f"{row.rate:,.0f} {row.rate_unit}" if row.rate is not None else "-"
         setting = (str(number), str(row.gpus), str(row.stage), row.offload, f"{row.micro_batch:,}")
         verdict = _judge(row, hardware)
