@@ -14,7 +14,7 @@ from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.ranks.delays import list_delays
 from zerotop.analysis.reports.measures import Comparison, Measure, Unit, Value
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
-from zerotop.analysis.steps.job_pace import find_usual, measure_token_rate
+from zerotop.analysis.steps.job_pace import find_usual, measure_token_rate, measure_whole_step, measure_whole_token_rate
 from zerotop.recording.moments.process_exits import describe_exit_code
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events
@@ -29,6 +29,7 @@ def compare_paths(recordings: Sequence[Recording], names: Sequence[str] = ()) ->
     sections = (
         compare_configuration,
         _compare_times,
+        _compare_speed,
         _compare_memory,
         _compare_findings,
     )
@@ -152,7 +153,7 @@ def _compare_times(sides: Sides) -> Iterator[Measure]:
         medians = tuple(_drop_empty(_compute_median(side, _view_one_rank(side).phase_s.get(phase))) for side in sides)
         yield Measure(section, f"  {outside if phase == 'other' else phase}", Unit.SECONDS, medians)
     yield from _build_measures(section, Unit.SECONDS, sides, {"slowest iteration": _find_slowest})
-    yield from _build_measures(section, Unit.RATE, sides, {"tokens, on average": _measure_token_rate})
+    yield from _build_measures(section, Unit.RATE, sides, {"tokens, in iterations": _measure_token_rate})
     counts: dict[str, ReadValue] = {
         "steps": lambda side: side.view.progress.finished_steps,
         "skipped": lambda side: side.view.progress.skipped_steps,
@@ -196,8 +197,18 @@ def _find_slowest(side: RecordedRun) -> float | None:
 
 def _measure_token_rate(side: RecordedRun) -> float | None:
     """Return tokens per second of all ranks over the usual iterations."""
-    rate = measure_token_rate(side.source.job_steps, side.source.job_tokens)
-    return None if math.isnan(rate) else rate
+    return measure_token_rate(side.source.job_steps, side.source.job_tokens)
+
+
+def _compare_speed(sides: Sides) -> Iterator[Measure]:
+    """Compare all the time of the training, in which evaluation, checkpoints and pauses count."""
+    section = "Over all the time, with evaluation, checkpoints and pauses"
+    steps: dict[str, ReadValue] = {"a step": lambda side: measure_whole_step(side.source.job_steps)}
+    yield from _build_measures(section, Unit.SECONDS, sides, steps)
+    rates: dict[str, ReadValue] = {
+        "tokens": lambda side: measure_whole_token_rate(side.source.job_steps, side.source.job_tokens)
+    }
+    yield from _build_measures(section, Unit.RATE, sides, rates)
 
 
 def _compare_memory(sides: Sides) -> Iterator[Measure]:
