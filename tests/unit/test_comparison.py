@@ -158,6 +158,17 @@ def test_phases_are_of_one_rank_so_that_they_add_up() -> None:
     assert sum(part for part in parts if isinstance(part, float)) == pytest.approx(rows["iteration"], rel=0.1)
 
 
+def test_phases_are_of_the_steps_around_the_median_iteration() -> None:
+    """Most steps with phases are from before the slowdown."""
+    comparison = compare_paths([recordings.open_recording("gpu-slow"), recordings.open_recording("gpu-clean")])
+    assert find_measure(comparison, "phases in steps").values == ("20 to 39", "all")
+    phases = ("data", "forward", "backward", "step", "outside DeepSpeed")
+    total = sum(float(find_measure(comparison, name).values[0] or 0) for name in phases)
+    iteration = find_measure(comparison, "iteration").values[0]
+    assert isinstance(iteration, float)
+    assert total == pytest.approx(iteration, rel=0.05)
+
+
 def test_runs_on_different_gpus_are_compared_all_the_same() -> None:
     """One ran on GPU 0 and the other on GPU 3 of its machine: rows with a dash each would compare nothing."""
     comparison = compare_paths([recordings.open_recording(name) for name in ("hand-clean0", "hand-generate")])
