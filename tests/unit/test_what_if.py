@@ -23,9 +23,10 @@ from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.findings.support.gpu_use import measure_gpu_use, measure_use_in_steps
 from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.memory.expected.peak_moments import LOSS, REDUCTION
+from zerotop.analysis.memory.expected.zero_model import is_foreach
 from zerotop.analysis.memory.kept_memory import Leak
 from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes, choose_setting
-from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, is_foreach, read_baseline
+from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.grading import ask_for
 from zerotop.analysis.sweeps.ranking import build_recorded, find_hardware
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory

@@ -17,7 +17,7 @@ from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.memory.caching_allocator import DEFAULT_RULES, MIB, AllocatorRules
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
-from zerotop.analysis.memory.expected.zero_model import EngineSetup, parse_setup
+from zerotop.analysis.memory.expected.zero_model import EngineSetup, is_foreach, parse_setup
 from zerotop.analysis.memory.gpu_ledger import find_pids
 from zerotop.analysis.memory.kept_memory import Leak, find_leak
 from zerotop.analysis.memory.nvml_snapshot import read_device_memory
@@ -251,16 +251,6 @@ def _describe_work(engine: EngineFacts, step: Any) -> Workload:
         overlap_comm=isinstance(zero, dict) and zero.get("overlap_comm") is True,
         bucket=int(bucket) if isinstance(bucket, (int, float)) and bucket > 0 else DEFAULT_BUCKET,
     )
-
-
-def is_foreach(engine: EngineFacts) -> bool:
-    """Return whether the optimizer updates all tensors at once by PyTorch's foreach functions, its default on a GPU."""
-    inner = str(engine.inner_optimizer or "").lower()
-    # Of its config DeepSpeed makes DeepSpeedCPUAdam on the CPU, and FusedAdam on the GPU (``_configure_basic_optimizer``).
-    is_made = inner == "deepspeedcpuadam" and "optimizer" in (engine.config or {})
-    settings = [one.settings or {} for one in engine.optimizers or ()]
-    is_other = any(one.get("fused") is True or one.get("foreach") is False for one in settings)
-    return "fused" not in inner and not is_made and not is_other
 
 
 # Families by a part of the model's class name; the first match counts.
