@@ -213,6 +213,22 @@ def test_the_recorded_setting_does_not_fit_where_the_recording_ran_out_of_memory
         assert next(describe_recorded(other)).startswith("The recorded setting ran out of memory. Evaluation requested ")
 
 
+def test_estimate_of_a_recording_answers_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    def estimate(name: str, *options: str) -> str:
+        assert main(["estimate", str(FOLDER / f"{name}.zerotop"), *options]) == 0
+        return capsys.readouterr().out
+
+    failed = estimate("z2-oom", "--stage", "2", "--offload", "none")
+    assert "As recorded, it does not fit: rank 0 ran out of GPU memory in step 4." in failed
+    assert " fits: it needs" not in failed
+    same = answer_changes(read("gpu-lines-leak"), Changes())
+    assert same.room is not None
+    grown = estimate("gpu-lines-leak")
+    assert f"needs at most {format_bytes(same.room.needed)} of " in grown
+    assert "Its memory grows without a bound: steps 300 to 599 left" in grown
+    assert "micro-batch of 1 row on each GPU" in estimate("outside-grows", "--micro-batch", "1")
+
+
 def test_pytorch_may_use_only_a_part_of_the_gpu() -> None:
     base = replace(read("z2"), failure=None)
     memory = predict_memory(base, base.setup, base.work)

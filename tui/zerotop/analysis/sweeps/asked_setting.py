@@ -66,8 +66,12 @@ class WhatIfAnswer:
     @property
     def room(self) -> Room | None:
         """What it needs at most of what a GPU has; None if its size is not known."""
-        measured = None if self.is_changed else max(self.measured_more or 0, self.base.start_peak)
-        return self.memory.measure_room(self.gpu_bytes, self.limit_bytes, measured)
+        return self.memory.measure_room(self.gpu_bytes, self.limit_bytes, self.measured_most)
+
+    @property
+    def measured_most(self) -> int | None:
+        """The most that the recording allocated outside of the forecast's steps, if the answer is for its own setting."""
+        return None if self.is_changed else max(self.measured_more or 0, self.base.start_peak)
 
     @property
     def failure(self) -> PostMortem | None:

@@ -16,9 +16,9 @@ from zerotop.analysis.text_tables import align_columns
 
 def recommend(rows: Sequence[OptionEstimate], hardware: Hardware, command: str = "") -> str:
     """Return one line: the fastest that fits, how much it spares, and the config or command to paste."""
-    least = min(rows, key=lambda row: row.memory.needed)
+    least = min(rows, key=lambda row: row.needed)
     if hardware.gpu_bytes is None:
-        needed = format_bytes(least.memory.needed)
+        needed = format_bytes(least.needed)
         return f"The least memory: {name_option(least)}, at most {needed} of each GPU. Give --gpu-memory for a verdict."
     chosen = choose_option(rows, hardware)
     if chosen is None:
@@ -51,7 +51,7 @@ def _advise(rows: Sequence[OptionEstimate], hardware: Hardware) -> str:
             f"Nothing fits: {name_option(least, rows)} fits in {size}, but may need {needed} of a node's memory, which has"
             f" {has}; fewer ranks on a node or offload to NVMe need less."
         )
-    least = min(rows, key=lambda row: row.memory.needed)
+    least = min(rows, key=lambda row: row.needed)
     advice = "more GPUs, a smaller micro-batch, --gradient-checkpointing or a fused loss need less"
     room = least.measure_room(hardware)
     needed, size = (format_bytes(room.needed), room.sizes) if room is not None else ("", size)
@@ -99,7 +99,7 @@ def format_ranking(rows: Sequence[OptionEstimate], hardware: Hardware) -> Iterat
         rate = f"{row.rate:,.0f} {row.rate_unit}" if row.rate is not None else "-"
         setting = (str(number), str(row.gpus), str(row.stage), row.offload, f"{row.micro_batch:,}")
         verdict = _judge(row, hardware)
-        cells.append((*setting, format_bytes(row.memory.needed), spare, format_bytes(row.host_bytes), rate, verdict))
+        cells.append((*setting, format_bytes(row.needed), spare, format_bytes(row.host_bytes), rate, verdict))
     yield from align_columns(cells, ">>><>>>>><")
     yield f"Order: those that fit, by rule ({_RULE}), and by speed where the"
     yield "recording tells it of both. Each setting is listed up to its first micro-batch that does not fit."
@@ -118,7 +118,7 @@ def format_options(rows: Sequence[OptionEstimate], hardware: Hardware) -> Iterat
     for row in rows:
         memory = row.memory
         verdict = _judge(row, hardware)
-        sizes = (format_bytes(memory.reserved.likely), format_bytes(memory.needed), format_bytes(row.host_bytes))
+        sizes = (format_bytes(memory.reserved.likely), format_bytes(row.needed), format_bytes(row.host_bytes))
         nvme = format_bytes(row.nvme_bytes) if row.nvme_bytes else "-"
         first = (str(row.stage), row.offload, format_bytes(memory.allocated.likely), memory.moments[0].name)
         cells.append((*first, *sizes, nvme, verdict))
