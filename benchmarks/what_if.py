@@ -288,7 +288,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.write:
         lines = {json.loads(line)["run"]: line for line in _RUNS.read_text().splitlines()}
-        lines |= {name: json.dumps({"run": name, **asdict(base)}) for name, base in read_baselines(options.write)}
+        found = ((name, replace(base, failure=None, leak=None)) for name, base in read_baselines(options.write))
+        lines |= {name: json.dumps({"run": name, **asdict(base)}) for name, base in found}
         _RUNS.write_text("\n".join(lines.values()) + "\n")
         return
     runs = [*read_baselines([_RECORDINGS]), *map(parse_run, _RUNS.read_text().splitlines())]

@@ -11,8 +11,13 @@ import pytest
 import long_recording
 import recordings
 from zerotop.analysis.findings import Finding, Severity, begin_detection, detect_findings
+from zerotop.analysis.findings.support.steps.fp16_warmup import count_sharers
+from zerotop.analysis.memory.expected.peak_moments import list_update
+from zerotop.analysis.sweeps.baseline import read_baseline
+from zerotop.analysis.sweeps.what_if import change_setup
 from zerotop.recording.reader import Recording
 from zerotop.recording.steps.step_table import read_rank_steps
+from zerotop_probe.recording.events import EngineFacts
 
 LABELS = recordings.read_labels()
 
@@ -123,6 +128,22 @@ def test_the_state_of_the_first_real_step_is_as_expected(all_findings: Findings)
         assert evidence[f"optimizer_state_{where}_bytes"] == pytest.approx(state, rel=1e-3)
         assert evidence["expected_bytes"] == state
         assert evidence["bytes_per_parameter"] == pytest.approx(8, abs=0.01)
+
+
+def test_the_state_is_told_by_what_a_rank_keeps_of_flat_parameters(all_findings: Findings) -> None:
+    """FSDP1 divides them, too: 311,588,864 of 623,177,728 parameters in two ranks, two moments in bf16."""
+    evidence = find_one(all_findings["x2-slow-gpu"], "first_real_step").evidence
+    assert evidence["bytes_per_parameter"] == pytest.approx(4, abs=0.01)
+    assert count_sharers(EngineFacts({"parallelism": "FSDP2", "data_parallel": 8, "sharding": {"ranks": 4}})) == 4
+
+
+def test_the_optimizer_on_the_gpu_needs_what_the_forecast_says(all_findings: Findings) -> None:
+    spike = find_one(all_findings["story"], "double_spike")
+    base = read_baseline(recordings.open_recording("story"))
+    update = list_update(change_setup(base.setup, 2, "none"), base.work)
+    states = 12 * 8_030_261_248 / 4
+    assert spike.evidence["optimizer_bytes"] == pytest.approx(states)
+    assert spike.evidence["needed_bytes"] == pytest.approx(states + sum(row.bytes for row in update))
 
 
 def test_the_story_of_the_skipped_steps(all_findings: Findings) -> None:

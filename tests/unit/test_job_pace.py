@@ -18,7 +18,13 @@ from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.reports.recording_index import judge_recording
 from zerotop.analysis.reports.recording_summary import build_overview
 from zerotop.analysis.reports.verdict import describe_pace
-from zerotop.analysis.steps.job_pace import measure_iteration, measure_mean, measure_token_rate
+from zerotop.analysis.steps.job_pace import (
+    measure_iteration,
+    measure_mean,
+    measure_token_rate,
+    measure_whole_step,
+    measure_whole_token_rate,
+)
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.samples import Ints, Rows
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
@@ -42,6 +48,20 @@ def test_skipped_steps_do_not_tell_how_long_an_iteration_takes() -> None:
     assert next(describe_pace(only_skipped, np.zeros(3, np.int64))).startswith("An iteration takes 2.00 s (median).")
     assert math.isnan(measure_iteration(make_steps([math.nan])))
     assert math.isnan(measure_token_rate(make_steps([1.0]), np.zeros(1, np.int64)))
+
+
+def test_the_speed_over_all_the_time_counts_what_is_between_iterations() -> None:
+    """As a checkpoint after each second step, which takes as long as both."""
+    rows = make_steps([1.0] * 10)
+    begins = np.arange(10) + 2 * (np.arange(10) // 2)
+    rows["begin_unix_ns"], rows["end_unix_ns"] = begins * 10**9, (begins + 1) * 10**9
+    tokens = np.full(10, 180)
+    assert measure_whole_step(rows) == pytest.approx(1.8)
+    assert measure_whole_token_rate(rows, tokens) == pytest.approx(100)
+    (text,) = describe_pace(rows, tokens)
+    assert text == "An iteration takes 1.00 s (median); 180 tokens per second in iterations, 100 over all the time."
+    rows["iteration_s"][5] = math.nan
+    assert math.isnan(measure_whole_token_rate(rows, tokens))
 
 
 def test_the_pace_since_the_batch_grew_is_told_with_its_steps() -> None:
@@ -135,7 +155,7 @@ def test_every_command_has_the_same_tokens_per_second() -> None:
     rate = measure_token_rate(source.job_steps, source.job_tokens)
     recordings = [open_recording(name) for name in ("held-crowded", "z2")]
     rows = {row.name: row.values for row in compare_paths(recordings).measures}
-    assert rows["tokens, on average"][0] == pytest.approx(rate)
+    assert rows["tokens, in iterations"][0] == pytest.approx(rate)
     checks = check_run(RecordedRun(recordings[0], memory=False), Budget(warmup_steps=0, tokens_per_second=1e9))
     assert any(one.sentence.startswith(f"{rate:,.0f} tokens per second") for one in checks)
 

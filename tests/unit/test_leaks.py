@@ -14,6 +14,7 @@ from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.findings.support.memory.growing_readings import GrowthStretch
+from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.kept_memory import find_leak
 from zerotop.analysis.memory.leak_holders import choose_holder
@@ -143,6 +144,11 @@ def test_the_rate_is_that_of_the_steps_that_are_told(rates: list[float], told: l
     recording = record_leak(tmp_path, held=None, sizes=sizes.tolist(), count=(len(rates) - 2, 1))
     found = [one for one in detect_findings(recording, recording.end_ns) if one.name == "memory_creep"]
     assert [one.headline.startswith(text) for one, text in zip(found, told, strict=True)] == [True] * len(told)
+    for one in found:  # the steps times what each added is the sum
+        added = one.evidence.get("mean_bytes_per_step") or one.evidence["bytes_per_step"]
+        assert one.evidence["steps"] * added == pytest.approx(one.evidence["grown_bytes"], rel=0.01)
+        is_told = f"in all, {format_bytes(added)} each" in one.details
+        assert is_told == (format_bytes(added) != format_bytes(one.evidence["bytes_per_step"]))
     for one in found:
         facts = one.evidence
         assert facts["bytes_per_step"] * facts["steps"] == pytest.approx(facts["grown_bytes"], rel=0.15)

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recordings import FOLDER
+from recordings import FOLDER, open_recording
 from zerotop.analysis.sweeps.baseline import Baseline, read_baseline
 from zerotop.analysis.sweeps.recorded_moments import choose_steps, list_steady_steps
+from zerotop.analysis.sweeps.what_if_time import predict_time
 from zerotop.analysis.sweeps.what_if_verdict import describe_baseline
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
 from zerotop.recording.reader import Recording
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
@@ -53,6 +55,17 @@ def test_pauses_are_no_part_of_the_time_and_are_reported(capsys: pytest.CaptureF
     assert "on average" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["gpu-counted-cores", "outside-blocks"])
+def test_the_time_of_a_step_is_that_of_the_run_where_few_steps_have_phases(name: str) -> None:
+    recording, base = open_recording(name), read(name)
+    assert base.times is not None
+    steps = RecordingSource(recording).job_steps
+    later = steps[(steps["step"] >= (base.pace_change or 0)) & (steps["steps"] == 1)]
+    assert base.times.iteration == pytest.approx(float(np.nanmedian(later["iteration_s"])), rel=0.01)
+    time = predict_time(base, base.setup, base.work, base.nodes)
+    assert time.seconds == pytest.approx([base.times.iteration] * 3, rel=0.02)
+
+
 def test_memory_that_grows_is_that_of_its_last_step() -> None:
     base = read("gpu-lines-leak")
     assert base.steps == (549, 549)
@@ -63,7 +76,7 @@ def test_memory_that_grows_is_that_of_its_last_step() -> None:
 
 def test_both_are_from_before_if_no_later_step_has_phases() -> None:
     process = make_steps([0.1] * 60 + [0.3] * 60, list(range(40)))
-    stretches = list_steady_steps(process)
+    stretches = list_steady_steps(process.step_rows)
     assert [one.begin for one in stretches] == [0, 60]
     chosen = choose_steps(process, stretches, None)
     assert list(chosen.rows["step"]) == list(chosen.timed["step"]) == list(range(32, 40))
@@ -72,10 +85,10 @@ def test_both_are_from_before_if_no_later_step_has_phases() -> None:
 
 def test_a_step_slower_than_those_around_it_tells_no_time() -> None:
     process = make_steps([0.1] * 60 + [0.3] * 30 + [0.9] + [0.3] * 29, [*range(40), 90])
-    chosen = choose_steps(process, list_steady_steps(process), None)
+    chosen = choose_steps(process, list_steady_steps(process.step_rows), None)
     assert (list(chosen.rows["step"]), list(chosen.timed["step"])) == ([90], [])
 
 
 def test_a_small_change_of_pace_is_none() -> None:
     process = make_steps([0.1] * 60 + [0.11] * 60, list(range(120)))
-    assert len(list_steady_steps(process)) == 1
+    assert len(list_steady_steps(process.step_rows)) == 1

@@ -23,12 +23,15 @@ from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.findings.support.gpu_use import measure_gpu_use, measure_use_in_steps
 from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.memory.expected.peak_moments import LOSS, REDUCTION
+from zerotop.analysis.memory.expected.zero_model import is_foreach
+from zerotop.analysis.memory.kept_memory import Leak
 from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes, choose_setting
-from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, is_foreach, read_baseline
+from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.grading import ask_for
+from zerotop.analysis.sweeps.ranking import build_recorded, find_hardware
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
 from zerotop.analysis.sweeps.what_if_time import find_time_obstacle, predict_time
-from zerotop.analysis.sweeps.what_if_verdict import judge_gpu, list_ledger
+from zerotop.analysis.sweeps.what_if_verdict import describe_recorded, judge_gpu, list_ledger
 from zerotop.cli import main
 from zerotop.commands.measuring.machine_file import MachineFigures, find_machine_file, write_figures
 from zerotop.recording.reader import Recording
@@ -170,15 +173,72 @@ def test_a_row_that_the_recording_lacks_is_not_recorded_as_nothing(capsys: pytes
 def test_the_recorded_setting_takes_no_less_than_was_allocated(capsys: pytest.CaptureFixture[str]) -> None:
     """Memory leaks, and the last step whose phases are known is not the last one."""
     base = read("gpu-lines-leak")
-    assert base.evaluation_peak is not None
+    assert base.highest_peak is not None
     assert base.steps is not None
-    answer = answer_changes(base, Changes(), gpu_bytes=base.evaluation_peak)
-    assert answer.memory.needed < base.evaluation_peak
+    answer = answer_changes(base, Changes(), gpu_bytes=base.highest_peak)
+    assert answer.memory.needed < base.highest_peak
     assert answer.fits is False
-    verdict = ask(capsys, "gpu-lines-leak").splitlines()[0]
-    assert f"{format_bytes(base.evaluation_peak)} of " in verdict
-    assert f"in step {base.highest_step}. The forecast is of step {base.steps[1]}," in verdict
-    assert answer_changes(base, Changes(micro_batch=1)).measured_more is None
+    same = answer_changes(base, Changes())
+    assert same.room is not None
+    assert same.room.needed == base.highest_peak + same.memory.context.high + same.memory.stuck.bytes
+    said = ask(capsys, "gpu-lines-leak")
+    verdict, growth = said.splitlines()[:2]
+    assert f"{format_bytes(same.room.needed)} of " in verdict
+    assert f"{format_bytes(base.highest_peak)} allocated in step {base.highest_step}. The rows are of step " in verdict
+    assert growth.startswith("Its memory grows without a bound: steps 300 to 599 left 9.34 GiB behind, 32.0 MiB each.")
+    assert "evaluation" not in said
+    other = answer_changes(base, Changes(micro_batch=1))
+    assert other.measured_more is None
+    assert next(describe_recorded(other)) == growth
+    assert not [*describe_recorded(answer_changes(read("z2"), Changes()))]
+
+
+def test_growth_that_reached_a_level_has_a_bound() -> None:
+    leak = Leak(bytes=64 << 20, since_step=10, until_step=110, base_bytes=1 << 30, last_rise_step=60)
+    assert not leak.is_going_on
+    assert leak._replace(last_rise_step=105).is_going_on
+
+
+def test_the_recorded_setting_does_not_fit_where_the_recording_ran_out_of_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """The steps before had smaller batches, which fit; another setting has them, and another GPU may be large enough."""
+    base = read("z2-oom")
+    assert base.failure is not None
+    answer = answer_changes(base, Changes(), gpu_bytes=base.gpu_bytes)
+    assert answer.fits is False
+    lines = ask(capsys, "z2-oom").splitlines()
+    assert lines[0].startswith("As recorded, it does not fit: rank 0 ran out of GPU memory in step 4. Evaluation requested ")
+    assert not any(" fits: it needs at most " in line for line in lines)
+    for other in (answer_changes(base, Changes(micro_batch=4)), answer_changes(base, Changes(), gpu_bytes=1 << 40)):
+        assert other.fits is True
+        assert next(describe_recorded(other)).startswith("The recorded setting ran out of memory. Evaluation requested ")
+
+
+def test_estimate_of_a_recording_answers_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    def estimate(name: str, *options: str) -> str:
+        assert main(["estimate", str(FOLDER / f"{name}.zerotop"), *options]) == 0
+        return capsys.readouterr().out
+
+    failed = estimate("z2-oom", "--stage", "2", "--offload", "none")
+    assert "As recorded, it does not fit: rank 0 ran out of GPU memory in step 4." in failed
+    assert " fits: it needs" not in failed
+    same = answer_changes(read("gpu-lines-leak"), Changes())
+    assert same.room is not None
+    grown = estimate("gpu-lines-leak")
+    assert f"needs at most {format_bytes(same.room.needed)} of " in grown
+    assert "Its memory grows without a bound: steps 300 to 599 left" in grown
+    assert "micro-batch of 1 row on each GPU" in estimate("outside-grows", "--micro-batch", "1")
+
+
+def test_pytorch_may_use_only_a_part_of_the_gpu() -> None:
+    base = replace(read("z2"), failure=None)
+    memory = predict_memory(base, base.setup, base.work)
+    most = round(memory.allocated.high + memory.stuck.bytes)
+    enough, short = (answer_changes(replace(base, limit_bytes=most + beyond), Changes()) for beyond in (1 << 20, -(1 << 20)))
+    assert (enough.fits, short.fits) == (True, False)
+    assert f"{format_bytes(most)} of the {format_bytes(most)} that PyTorch may use, 1.0 MiB to spare" in judge_gpu(enough)
+    option = build_recorded(short, "none")
+    assert option.fits(find_hardware(short)) is False
+    assert answer_changes(replace(base, limit_bytes=most - 1), Changes(), gpu_bytes=base.gpu_bytes).fits is True
 
 
 def test_what_the_start_allocated_is_told_where_it_is_more(capsys: pytest.CaptureFixture[str]) -> None:

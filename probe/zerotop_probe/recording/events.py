@@ -172,6 +172,7 @@ class EngineDevice(Facts):
     uuid: str | None  # as NVML writes it; that of a MIG instance may begin with GPU-
     name: str | None  # product name
     total_bytes: int | None  # device memory
+    limit_bytes: int | None  # what PyTorch may reserve, where the process is limited to a fraction
     visible: str | None  # its entry in CUDA_VISIBLE_DEVICES; null without one
     unified: bool | None  # it is integrated: its memory is the host's
     free_bytes: int | None  # of unified memory, cudaMemGetInfo's figure: less than is available by what the host caches

@@ -91,7 +91,7 @@ class Gpu:
     ranks: tuple[int, ...] = ()
     """Ranks with an allocator on it."""
     allowed_bytes: int | None = None
-    """What PyTorch may reserve, known from a failure, where its one rank is limited to a fraction."""
+    """What PyTorch may reserve, where its one rank is limited to a fraction."""
 
     @property
     def utilization_percent(self) -> float:

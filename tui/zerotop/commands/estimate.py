@@ -32,7 +32,7 @@ from zerotop.analysis.sweeps.grading import Expectation, collect_figures
 from zerotop.analysis.sweeps.ranking import choose_option, find_hardware, list_recorded, rank_model, rank_recorded
 from zerotop.analysis.sweeps.regimes import PURE_DEEPSPEED, Regime, build_model
 from zerotop.analysis.sweeps.settings import OFFLOAD, OFFLOAD_DEVICES, STAGE, find_excess, find_obstacle
-from zerotop.analysis.sweeps.what_if_verdict import describe_baseline
+from zerotop.analysis.sweeps.what_if_verdict import describe_baseline, describe_recorded, judge_gpu
 from zerotop.commands.common.deepspeed_file import read_zero_mode
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
@@ -123,7 +123,9 @@ def _estimate_recording(options: argparse.Namespace, path: Path, training: Train
     except NoBaselineError as error:
         raise Problem(str(error)) from error
     rows = _choose_rows(rows, options, training)
-    lines = [describe_baseline(base), _describe_batch(options, setting.work)]
+    lines = [describe_baseline(base), _describe_batch(options, setting.work), *describe_recorded(answer)]
+    if answer.failure is not None or answer.measured_more is not None:
+        lines.append(judge_gpu(answer))
     facts = {"recording": base.name, "hardware": asdict(hardware), "tokens": setting.work.tokens}
     return _print_options(options, facts, rows, hardware, setting.work, lines, own)
 
@@ -316,7 +318,8 @@ def _describe_work(options: argparse.Namespace, config: Mapping[str, Any], shape
 def _describe_batch(options: argparse.Namespace, work: Workload) -> str:
     if options.all and options.micro_batch is None:
         return f"rows of {work.sequence:,} tokens" if work.sequence else "rows of any length"
-    return f"micro-batch of {work.tokens:,} tokens on each GPU"
+    size = f"{work.tokens:,} tokens" if work.sequence else format_count(work.micro_batch, "row")
+    return f"micro-batch of {size} on each GPU"
 
 
 def _describe_time(time: EstimatedTime) -> str:

@@ -20,6 +20,7 @@ from zerotop.analysis.sweeps.what_if_verdict import (
     NEEDED_NOTE,
     describe_baseline,
     describe_changes,
+    describe_recorded,
     describe_time,
     judge_gpu,
     judge_host,
@@ -39,6 +40,7 @@ def format_answer(answer: WhatIfAnswer, *, explain: bool) -> Iterator[str]:
     With ``explain`` each row has its formula, and every moment is listed.
     """
     yield judge_gpu(answer)
+    yield from describe_recorded(answer)
     yield judge_host(answer)
     if nvme := sum(compute_expected(answer.setting.setup).nvme.values()):
         yield f"NVMe of a node: {format_bytes(nvme * answer.setting.gpus)} by ZeRO's formulas."
@@ -54,10 +56,6 @@ def format_answer(answer: WhatIfAnswer, *, explain: bool) -> Iterator[str]:
     if answer.time.rows:
         yield ""
         yield from _format_time(answer.time, explain=explain)
-    if answer.base.evaluation_peak is not None:
-        yield ""
-        size = format_bytes(answer.base.evaluation_peak)
-        yield f"Outside of these steps, as in evaluation, up to {size} were allocated: that is not in this answer."
 
 
 def _format_ledger(answer: WhatIfAnswer, *, explain: bool) -> Iterator[str]:
@@ -106,8 +104,10 @@ def what_if(options: argparse.Namespace) -> int:
             "recording": base.name,
             "setting": {"gpus": setting.gpus, "nodes": setting.nodes, **asdict(setting.setup), **asdict(setting.work)},
             "gpu_bytes": answer.gpu_bytes,
+            "limit_bytes": answer.limit_bytes,
             "fits": answer.fits,
             "needed_bytes": answer.memory.needed,
+            "verdict": [judge_gpu(answer), *describe_recorded(answer)],
             "memory": asdict(answer.memory),
             "recorded": asdict(answer.recorded),
             "host": {"node_bytes": base.host_bytes, "needed_bytes": answer.host_needed, "fits": answer.fits_host},
@@ -121,8 +121,8 @@ def what_if(options: argparse.Namespace) -> int:
     lines = [*format_answer(answer, explain=options.explain)]
     if options.all:
         lines = [recommendation, "", *format_ranking(ranked, hardware)]
-    else:
-        lines.insert(1, recommendation)
+    elif answer.failure is None:
+        lines.insert(1 + len([*describe_recorded(answer)]), recommendation)
     print(*map(escape_unprintable, lines), sep="\n")
     return 0
 

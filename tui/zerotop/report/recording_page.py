@@ -21,9 +21,9 @@ from zerotop.analysis.formatting import (
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.reports.cost_text import OVERLAP, describe_share
 from zerotop.analysis.reports.finding_costs import FindingCost, overlap
-from zerotop.analysis.reports.measures import Unit
+from zerotop.analysis.reports.measures import NOISE, Unit
 from zerotop.analysis.reports.recording_report import RecordingReport
-from zerotop.analysis.steps.job_pace import find_usual, measure_iteration, measure_token_rate
+from zerotop.analysis.steps.job_pace import find_usual, measure_iteration, measure_token_rate, measure_whole_token_rate
 from zerotop.report.charts import build_charts
 from zerotop.report.elements import Element, element, table
 from zerotop.report.ledger import build_memory
@@ -73,7 +73,9 @@ def _iter_figures(report: RecordingReport) -> Iterator[tuple[str, str, str]]:
         note = f"median; 90 % take {format_seconds(spread[0])} to {format_seconds(spread[1])}"
         yield "Iteration", format_seconds(measure_iteration(rows)), note
         if not math.isnan(rate := measure_token_rate(rows, tokens)):
-            yield "Tokens per second", f"{rate:,.0f}", "all ranks, mean"
+            whole = measure_whole_token_rate(rows, tokens)
+            over_all = f"; {whole:,.0f} over all the time" if whole < (1 - NOISE) * rate else ""
+            yield "Tokens per second", f"{rate:,.0f}", f"all ranks, mean of iterations{over_all}"
     yield from _iter_memory_figures(view)
     if not math.isnan(load := _measure_load(report)):
         yield "GPU utilization", format_percent(load), "mean while training"

@@ -209,7 +209,19 @@ def read_devices(device: Any) -> list[dict[str, Any]]:
     facts = {"ordinal": ordinal, "visible": visible or None, "uuid": uuid or None, "name": properties.name}
     is_unified = bool(getattr(properties, "is_integrated", False))
     free_bytes = torch.cuda.mem_get_info(ordinal)[0] if is_unified else None
-    return [{**facts, "total_bytes": properties.total_memory, "unified": is_unified, "free_bytes": free_bytes}]
+    sizes = {"total_bytes": properties.total_memory, "free_bytes": free_bytes}
+    return [{**facts, **sizes, "limit_bytes": _read_limit(ordinal, properties.total_memory), "unified": is_unified}]
+
+
+def _read_limit(ordinal: int, total_bytes: int) -> int | None:
+    """Return what the process may reserve of a device; None without ``set_per_process_memory_fraction``."""
+    import torch
+
+    try:
+        fraction = torch.cuda.get_per_process_memory_fraction(ordinal)
+    except (AttributeError, RuntimeError):  # an older PyTorch, or an allocator of the job's own
+        return None
+    return int(fraction * total_bytes) if 0 < fraction < 1 else None
 
 
 def read_allocator(device: Any) -> str | None:

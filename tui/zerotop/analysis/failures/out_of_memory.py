@@ -68,6 +68,11 @@ class PostMortem(MemoryFigures):
     fix: str  # what to copy into the script, its configuration or a shell; empty if that is not known
     confidence: float  # 0 to 1: how sure the cause is; the figures are measured
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether it was memory of the host that lacked."""
+        return self.kind in (HOST, KILLED)
+
 
 def find_post_mortem(at: At) -> PostMortem | None:
     """Return the failure that ended the job, else the last one up to the cursor; None if there is none."""

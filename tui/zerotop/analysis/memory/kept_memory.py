@@ -18,6 +18,7 @@ _MIN_STEPS = 5
 _MIN_GROWTH = 1 << 20  # bytes a step; less is not worth a word
 # A leak has so many rises, none of which is more than this part of all.
 _LEAST_RISES, _LARGEST_RISE = 3, 0.5
+_LEVEL_SHARE = 0.25  # of its steps, without a rise in which memory has reached a level
 # Memory after a step has changed by at least these bytes and this share: an output that is kept may vary.
 _LEAST_CHANGE, _CHANGE_SHARE = 32 << 20, 0.02
 
@@ -89,6 +90,12 @@ class Leak(NamedTuple):
     since_step: int
     until_step: int
     base_bytes: int  # allocated after ``since_step``
+    last_rise_step: int  # after which no more was left
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether it rose to the end, rather than to a level."""
+        return self.until_step - self.last_rise_step <= _LEVEL_SHARE * (self.until_step - self.since_step)
 
 
 def find_leak(source: Source, unix_ns: int) -> Leak | None:
@@ -102,7 +109,9 @@ def find_leak(source: Source, unix_ns: int) -> Leak | None:
     rises = np.diff(np.maximum.accumulate(held[base:]))
     if np.count_nonzero(rises) < _LEAST_RISES or rises.max() > _LARGEST_RISE * grown:
         return None
-    return Leak(grown, int(rows["step"][base]), int(rows["step"][-1]), int(held[base]))
+    last_rise = base + 1 + int(np.flatnonzero(rises)[-1])
+    steps = rows["step"]
+    return Leak(grown, int(steps[base]), int(steps[-1]), int(held[base]), int(steps[last_rise]))
 
 
 def _limit_change(size: int) -> float:

@@ -14,7 +14,14 @@ from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.ranks.delays import list_delays
 from zerotop.analysis.reports.measures import Comparison, Measure, Unit, Value
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
-from zerotop.analysis.steps.job_pace import find_usual, measure_token_rate
+from zerotop.analysis.steps.job_pace import (
+    find_usual,
+    measure_iteration,
+    measure_token_rate,
+    measure_whole_step,
+    measure_whole_token_rate,
+)
+from zerotop.analysis.sweeps.recorded_moments import SteadySteps, list_steady_steps
 from zerotop.recording.moments.process_exits import describe_exit_code
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events
@@ -29,6 +36,7 @@ def compare_paths(recordings: Sequence[Recording], names: Sequence[str] = ()) ->
     sections = (
         compare_configuration,
         _compare_times,
+        _compare_speed,
         _compare_memory,
         _compare_findings,
     )
@@ -143,16 +151,24 @@ def _compare_times(sides: Sides) -> Iterator[Measure]:
     section = "Time, median without skipped steps"
     times: dict[str, ReadValue] = {"iteration": lambda side: _compute_median(side, side.view.iterations.iteration_s)}
     yield from _build_measures(section, Unit.SECONDS, sides, times)
+    stretches = [_find_usual_stretch(side) for side in sides]
     if any("unknown" in side.view.iterations.phase_s for side in sides):
         # Phases add up to the time of the steps in which they were recorded.
-        yield Measure(section, "steps with phases", Unit.SECONDS, tuple(map(_compute_phased, sides)))
+        totals = (_compute_phased(side, stretch) for side, stretch in zip(sides, stretches, strict=True))
+        yield Measure(section, "steps with phases", Unit.SECONDS, tuple(totals))
     names = dict.fromkeys(side.view.job.engine.outside_text for side in sides)
     outside = next(iter(names)) if len(names) == 1 else "outside the phases"
+    if any(stretch is not None for stretch in stretches):
+        told = tuple(_name_stretch(side, stretch) for side, stretch in zip(sides, stretches, strict=True))
+        yield Measure(section, "  phases in steps", Unit.TEXT, told)
     for phase in ("data", "forward", "backward", "step", "other"):
-        medians = tuple(_drop_empty(_compute_median(side, _view_one_rank(side).phase_s.get(phase))) for side in sides)
+        medians = tuple(
+            _drop_empty(_compute_median(side, _keep_stretch(side, _view_one_rank(side).phase_s.get(phase), stretch)))
+            for side, stretch in zip(sides, stretches, strict=True)
+        )
         yield Measure(section, f"  {outside if phase == 'other' else phase}", Unit.SECONDS, medians)
     yield from _build_measures(section, Unit.SECONDS, sides, {"slowest iteration": _find_slowest})
-    yield from _build_measures(section, Unit.RATE, sides, {"tokens, on average": _measure_token_rate})
+    yield from _build_measures(section, Unit.RATE, sides, {"tokens, in iterations": _measure_token_rate})
     counts: dict[str, ReadValue] = {
         "steps": lambda side: side.view.progress.finished_steps,
         "skipped": lambda side: side.view.progress.skipped_steps,
@@ -182,11 +198,44 @@ def _compute_median(side: RecordedRun, values: Floats | None) -> float | None:
     return float(np.nanmedian(usual)) if not np.isnan(usual).all() else None
 
 
-def _compute_phased(side: RecordedRun) -> float | None:
+def _compute_phased(side: RecordedRun, stretch: SteadySteps | None) -> float | None:
     """Return the median over the usual iterations with phases."""
     iterations = side.view.iterations
-    seconds = iterations.iteration_s
-    return _compute_median(side, np.where(np.isnan(iterations.phase_s["forward"]), np.nan, seconds))
+    seconds = np.where(np.isnan(iterations.phase_s["forward"]), np.nan, iterations.iteration_s)
+    return _compute_median(side, _keep_stretch(side, seconds, stretch))
+
+
+def _find_usual_stretch(side: RecordedRun) -> SteadySteps | None:
+    """Return the steps around which the median iteration is, of those with phases; None where the pace never changed."""
+    iterations, rows = side.view.iterations, side.source.job_steps
+    stretches = list_steady_steps(rows)
+    if len(stretches) == 1:
+        return None
+    usual = measure_iteration(rows)
+
+    def measure_distance(stretch: SteadySteps) -> float:
+        is_own = (iterations.step >= stretch.begin) & (iterations.step < stretch.end)
+        seconds = iterations.iteration_s[is_own]
+        if np.isnan(iterations.phase_s["forward"][is_own]).all() or np.isnan(seconds).all():
+            return math.inf
+        return abs(math.log(max(float(np.nanmedian(seconds)), 1e-9) / usual))
+
+    return min(stretches, key=measure_distance)
+
+
+def _keep_stretch(side: RecordedRun, values: Floats | None, stretch: SteadySteps | None) -> Floats | None:
+    if values is None or stretch is None:
+        return values
+    steps = side.view.iterations.step
+    kept: Floats = np.where((steps >= stretch.begin) & (steps < stretch.end), values, np.nan)
+    return kept
+
+
+def _name_stretch(side: RecordedRun, stretch: SteadySteps | None) -> str:
+    """Return ``47 to 95`` or ``all``."""
+    if stretch is None:
+        return "all"
+    return f"{int(stretch.begin)} to {int(min(stretch.end - 1, side.view.iterations.step.max()))}"
 
 
 def _find_slowest(side: RecordedRun) -> float | None:
@@ -196,8 +245,18 @@ def _find_slowest(side: RecordedRun) -> float | None:
 
 def _measure_token_rate(side: RecordedRun) -> float | None:
     """Return tokens per second of all ranks over the usual iterations."""
-    rate = measure_token_rate(side.source.job_steps, side.source.job_tokens)
-    return None if math.isnan(rate) else rate
+    return measure_token_rate(side.source.job_steps, side.source.job_tokens)
+
+
+def _compare_speed(sides: Sides) -> Iterator[Measure]:
+    """Compare all the time of the training, in which evaluation, checkpoints and pauses count."""
+    section = "Over all the time, with evaluation, checkpoints and pauses"
+    steps: dict[str, ReadValue] = {"a step": lambda side: measure_whole_step(side.source.job_steps)}
+    yield from _build_measures(section, Unit.SECONDS, sides, steps)
+    rates: dict[str, ReadValue] = {
+        "tokens": lambda side: measure_whole_token_rate(side.source.job_steps, side.source.job_tokens)
+    }
+    yield from _build_measures(section, Unit.RATE, sides, rates)
 
 
 def _compare_memory(sides: Sides) -> Iterator[Measure]:

@@ -15,7 +15,14 @@ from zerotop.analysis.findings import Severity
 from zerotop.analysis.live_view import JobState, LiveView
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import GROWING, FindingCost, measure_training_s
-from zerotop.analysis.steps.job_pace import find_usual, measure_iteration, measure_mean, measure_token_rate
+from zerotop.analysis.reports.measures import NOISE
+from zerotop.analysis.steps.job_pace import (
+    find_usual,
+    measure_iteration,
+    measure_mean,
+    measure_token_rate,
+    measure_whole_token_rate,
+)
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.moments.process_exits import describe_exit_code
 from zerotop.recording.samples import Ints, Rows
@@ -67,7 +74,7 @@ def _find_costly(source: RecordingSource, findings: Sequence[FindingCost], *, fa
     """Return the finding that cost most, if it cost something that matters and the failure does not say it already."""
     least_s = _LEAST_SHARE * measure_training_s(source.job_steps)
     gpus = source.view_at(None).gpus
-    is_full = any((gpu.reserved_peak_bytes or 0) > _FULL_SHARE * gpu.total_bytes for gpu in gpus)
+    is_full = any((gpu.reserved_peak_bytes or 0) > _FULL_SHARE * (gpu.allowed_bytes or gpu.total_bytes) for gpu in gpus)
     for cost in findings:
         severity = cost.finding.severity
         if severity is Severity.ERROR and not failed:
@@ -125,7 +132,10 @@ def describe_pace(rows: Rows, token_counts: Ints, batch_step: int | None = None)
     if seconds[slowest] > 1.5 * median:
         text += f", the slowest {formatting.format_seconds(float(seconds[slowest]))} in step {rows['step'][slowest]}"
     if not math.isnan(rate := measure_token_rate(rows, token_counts)):
-        text += f"; {rate:,.0f} tokens per second on average"
+        whole = measure_whole_token_rate(rows, token_counts)
+        is_longer = whole < (1 - NOISE) * rate  # evaluation, checkpoints and pauses between iterations
+        text += f"; {rate:,.0f} tokens per second"
+        text += f" in iterations, {whole:,.0f} over all the time" if is_longer else " on average"
     yield f"{text}{'' if batch_step is None else _describe_later_pace(rows, token_counts, batch_step)}."
 
 

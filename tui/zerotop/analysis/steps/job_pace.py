@@ -18,6 +18,7 @@ Chosen = slice | NDArray[np.bool_]
 """Which of some steps."""
 # The share of a number of tokens that may depend on when the batch changed.
 _MOST_DOUBT = 0.1
+_MOST_RECORDED = 0.98  # of the steps, from which on the time of all is known
 
 
 def estimate_tokens(rows: Rows, tokens: Ints, chosen: Chosen = slice(None)) -> float:
@@ -85,3 +86,21 @@ def measure_token_rate(rows: Rows, token_counts: Ints, chosen: Chosen | None = N
         return math.nan
     tokens = estimate_tokens(rows, token_counts, chosen)
     return tokens / seconds if tokens > 0 else math.nan
+
+
+def measure_whole_step(rows: Rows) -> float:
+    """Return the seconds of a step over all the time, with evaluation, checkpoints and pauses between iterations.
+
+    NaN where steps were not recorded.
+    """
+    count = int(rows["steps"].sum())
+    if not count or int(rows["steps"][find_recorded(rows)].sum()) < _MOST_RECORDED * count:
+        return math.nan
+    lasted_s = float(rows["end_unix_ns"].max() - rows["begin_unix_ns"].min()) / 1e9
+    return lasted_s / count if lasted_s > 0 else math.nan
+
+
+def measure_whole_token_rate(rows: Rows, token_counts: Ints) -> float:
+    """Return the tokens per second over all the time, as :func:`measure_whole_step`; NaN where unknown."""
+    tokens, seconds = estimate_tokens(rows, token_counts), measure_whole_step(rows) * int(rows["steps"].sum())
+    return tokens / seconds if tokens > 0 and seconds > 0 else math.nan

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zerotop.analysis.memory.expected.beyond_allocated import JobMemory
+from zerotop.analysis.failures.out_of_memory import PostMortem
+from zerotop.analysis.memory.expected.beyond_allocated import JobMemory, Room
 from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError
@@ -49,6 +50,8 @@ class WhatIfAnswer:
     base: Baseline
     setting: Setting
     gpu_bytes: int | None
+    limit_bytes: int | None  # what PyTorch may use of the recorded GPU, if less
+    is_same_gpu: bool  # the recorded one
     recorded: JobMemory
     memory: JobMemory
     time: TimePrediction
@@ -56,8 +59,24 @@ class WhatIfAnswer:
     @property
     def fits(self) -> bool | None:
         """Whether a GPU holds the upper end of what is needed; None if its size is not known."""
-        most = max(self.memory.needed, self.measured_more or 0, 0 if self.is_changed else self.base.start_peak)
-        return None if self.gpu_bytes is None else most < self.gpu_bytes
+        if self.failure is not None and not self.failure.is_on_host:
+            return False
+        return None if self.room is None else self.room.spare > 0
+
+    @property
+    def room(self) -> Room | None:
+        """What it needs at most of what a GPU has; None if its size is not known."""
+        return self.memory.measure_room(self.gpu_bytes, self.limit_bytes, self.measured_most)
+
+    @property
+    def measured_most(self) -> int | None:
+        """The most that the recording allocated outside of the forecast's steps, if the answer is for its own setting."""
+        return None if self.is_changed else max(self.measured_more or 0, self.base.start_peak)
+
+    @property
+    def failure(self) -> PostMortem | None:
+        """How the recording ran out of memory, if the answer is for its own setting."""
+        return self.base.failure if self.is_same_gpu and not self.is_changed else None
 
     @property
     def is_changed(self) -> bool:
@@ -66,9 +85,8 @@ class WhatIfAnswer:
 
     @property
     def measured_more(self) -> int | None:
-        """The most that the recording allocated if the answer is for its own setting, and says less."""
-        peak = self.base.evaluation_peak
-        return peak if peak is not None and not self.is_changed and peak > self.memory.needed else None
+        """The most that the recording allocated, in a step, if the answer is for its own setting and says less."""
+        return None if self.is_changed else self.base.highest_peak
 
     @property
     def host_needed(self) -> float | None:
@@ -78,6 +96,8 @@ class WhatIfAnswer:
     @property
     def fits_host(self) -> bool | None:
         """Whether a node like the recorded one holds that."""
+        if self.failure is not None and self.failure.is_on_host:
+            return False
         if self.host_needed is None or self.base.host_bytes is None:
             return None
         return self.host_needed < USABLE_HOST * self.base.host_bytes
@@ -93,6 +113,8 @@ def answer_changes(base: Baseline, changes: Changes, gpu_bytes: int | None = Non
         base=base,
         setting=setting,
         gpu_bytes=gpu_bytes or base.gpu_bytes,
+        limit_bytes=None if gpu_bytes else base.limit_bytes,
+        is_same_gpu=gpu_bytes in (None, base.gpu_bytes),
         recorded=predict_memory(base, base.setup, base.work),
         memory=predict_memory(base, setting.setup, setting.work),
         time=predict_time(base, setting.setup, setting.work, setting.nodes),

@@ -11,23 +11,28 @@ from math import isfinite
 from typing import Any
 
 from zerotop.analysis.engine import read_first_engine
+from zerotop.analysis.failures.last_moments import have_batches_grown
+from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.memory.caching_allocator import DEFAULT_RULES, MIB, AllocatorRules
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
-from zerotop.analysis.memory.expected.zero_model import EngineSetup, parse_setup
+from zerotop.analysis.memory.expected.zero_model import EngineSetup, is_foreach, parse_setup
 from zerotop.analysis.memory.gpu_ledger import find_pids
+from zerotop.analysis.memory.kept_memory import Leak, find_leak
 from zerotop.analysis.memory.nvml_snapshot import read_device_memory
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.sweeps.phase_times import PhaseTimes, measure_times
 from zerotop.analysis.sweeps.recorded_moments import MicroStep, RankMoments, find_moments
-from zerotop.recording.keys import GpuKey, identify_process
+from zerotop.recording.keys import GpuKey, RankProcess, identify_process
 from zerotop.recording.moments.at import At
-from zerotop.recording.moments.devices import find_gpu_name, locate_allocators
+from zerotop.recording.moments.devices import find_gpu_name, find_limit, locate_allocators
 from zerotop.recording.reader import Recording, Source
 from zerotop.recording.steps.step_table import RankSteps, StepTable
 from zerotop_probe.recording.event_values import DIMENSIONS
-from zerotop_probe.recording.events import EngineFacts, Hello
+from zerotop_probe.recording.events import Engine, EngineFacts, Hello, OutOfMemory
+
+_HIGHER = 1.02  # times the peak of the steps that stand for the setting
 
 
 class NoBaselineError(Exception):
@@ -55,9 +60,12 @@ class Baseline:
     host_rss: int | None  # of one rank
     times: PhaseTimes | None
     computes_in: str  # dtype
-    evaluation_peak: int | None  # allocated outside of training steps, where it was higher
+    highest_peak: int | None  # allocated in other steps or outside of them, where it was higher
     highest_step: int | None = None  # in which most was allocated
     start_peak: int = 0  # allocated while the engine was made, before the first step
+    limit_bytes: int | None = None  # what PyTorch may use of the GPU, if less
+    failure: PostMortem | None = None  # the lack of memory that the job did not survive
+    leak: Leak | None = None  # of the rank whose steps left most behind
     rules: AllocatorRules = DEFAULT_RULES
     model: str = ""  # its class
     steps: tuple[int, int] | None = None  # the first and the last of those whose memory counts
@@ -122,6 +130,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
     reserved = max(int(one.chosen.rows["reserved_peak_bytes"].max()) for one in found)
     outside, outside_step = max(map(_find_highest, ranks))
     peak = max(first.backward_peak, last.backward_peak, first.forward_peak, step_peak)
+    gpu_bytes = _find_gpu_bytes(recording, key) or (devices[0].total_bytes if devices else None)
     return Baseline(
         name=name,
         setup=setup,
@@ -130,7 +139,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         gpus=max(1, setup.ranks // nodes),
         nodes=nodes,
         gpu=find_gpu_name(at, key) or "",
-        gpu_bytes=_find_gpu_bytes(recording, key) or (devices[0].total_bytes if devices else None),
+        gpu_bytes=gpu_bytes,
         host_bytes=_find_host_bytes(recording, source.host),
         first=first,
         last=last,
@@ -140,7 +149,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         host_rss=host if host > 0 else None,
         times=max(times, key=lambda one: one.iteration, default=None),
         computes_in=computes_in,
-        evaluation_peak=outside if until_step is None and outside > 1.02 * peak else None,
+        highest_peak=outside if until_step is None and outside > _HIGHER * peak else None,
         highest_step=outside_step,
         start_peak=max(
             (one.allocated_bytes for peaks in read_rank_peaks(at) for one in peaks.phases if one.phase == "init"), default=0
@@ -151,6 +160,9 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         steps=(int(chosen.rows["step"][0]), int(chosen.rows["step"][-1])),
         timed_steps=(int(chosen.timed["step"][0]), int(chosen.timed["step"][-1])) if len(chosen.timed) else None,
         pace_change=chosen.pace_change,
+        limit_bytes=_find_limit(at, ranks, gpu_bytes),
+        failure=_find_failure(at) if until_step is None else None,
+        leak=_find_leak(at, allocators, ranks) if until_step is None else None,
         mean_s=max((mean for one in found if isfinite(mean := one.chosen.stretch.measure_mean(one.process))), default=None),
     )
 
@@ -176,6 +188,35 @@ def _find_highest(process: RankSteps) -> tuple[int, int]:
     """Return the most that a rank allocated, and in which step."""
     row = process.step_rows[int(process.step_rows["allocated_peak_bytes"].argmax())]
     return int(row["allocated_peak_bytes"]), int(row["step"])
+
+
+def _find_limit(at: At, ranks: Sequence[RankSteps], gpu_bytes: int | None) -> int | None:
+    """Return the least that PyTorch may use on a rank's GPU; None where no process is limited."""
+    processes = [identify_process(one.source) for one in ranks]
+    engines = [next(reversed(at.process_events(Engine, process)), None) for process in processes]
+    limits = (
+        find_limit(gpu_bytes or 0, engine, at.process_events(OutOfMemory, process))
+        for engine, process in zip(engines, processes, strict=True)
+    )
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _find_failure(at: At) -> PostMortem | None:
+    found = find_post_mortem(at)
+    return found if found is not None and found.survived is False else None
+
+
+def _find_leak(at: At, allocators: Mapping[RankProcess, Source], ranks: Sequence[RankSteps]) -> Leak | None:
+    """Return the largest leak of a rank, unless its batches grew meanwhile, whose outputs a script may hold."""
+    found = [
+        leak
+        for process in (identify_process(one.source) for one in ranks)
+        if process in allocators
+        and (leak := find_leak(allocators[process], at.cursor_ns)) is not None
+        and leak.is_going_on
+        and not have_batches_grown(at, process, leak.since_step)
+    ]
+    return max(found, key=lambda leak: leak.bytes, default=None)
 
 
 def _read_rules(at: At) -> AllocatorRules:
@@ -210,16 +251,6 @@ def _describe_work(engine: EngineFacts, step: Any) -> Workload:
         overlap_comm=isinstance(zero, dict) and zero.get("overlap_comm") is True,
         bucket=int(bucket) if isinstance(bucket, (int, float)) and bucket > 0 else DEFAULT_BUCKET,
     )
-
-
-def is_foreach(engine: EngineFacts) -> bool:
-    """Return whether the optimizer updates all tensors at once by PyTorch's foreach functions, its default on a GPU."""
-    inner = str(engine.inner_optimizer or "").lower()
-    # Of its config DeepSpeed makes DeepSpeedCPUAdam on the CPU, and FusedAdam on the GPU (``_configure_basic_optimizer``).
-    is_made = inner == "deepspeedcpuadam" and "optimizer" in (engine.config or {})
-    settings = [one.settings or {} for one in engine.optimizers or ()]
-    is_other = any(one.get("fused") is True or one.get("foreach") is False for one in settings)
-    return "fused" not in inner and not is_made and not is_other
 
 
 # Families by a part of the model's class name; the first match counts.

@@ -14,7 +14,7 @@ from itertools import product
 
 from zerotop.analysis.hardware.gpu_speeds import find_speeds, measure_mfu
 from zerotop.analysis.memory.caching_allocator import DEFAULT_RULES, AllocatorRules
-from zerotop.analysis.memory.expected.beyond_allocated import JobMemory, MeasuredContext, estimate_memory
+from zerotop.analysis.memory.expected.beyond_allocated import JobMemory, MeasuredContext, Room, estimate_memory
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate, estimate_zero2, estimate_zero3
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.optimizer_states import StateBytes
@@ -99,6 +99,7 @@ class Hardware:
     gpu: str = ""  # its name
     host_bytes: int | None = None  # of one node
     measured: MeasuredContext | None = None  # on a machine with this GPU
+    limit_bytes: int | None = None  # what PyTorch may use of one GPU, if that is less
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,8 @@ class OptionEstimate:
     fits_host: bool | None  # whether a node's memory holds the upper end of its ranks
     is_loop: bool = False  # FSDP in stage 3, else DDP or a single process
     offloaded_share: float = 1.0  # of the optimizer, where it is offloaded
+    measured_most: int | None = None  # allocated by a recording of this option, outside of the steps of the estimate
+    has_failed: bool = False  # a recording of this option ran out of GPU memory
 
     def is_usable(self, hardware: Hardware) -> bool:
         """Whether it fits, as far as is known also in the node's memory."""
@@ -126,7 +129,20 @@ class OptionEstimate:
 
     def fits(self, hardware: Hardware) -> bool | None:
         """Whether a GPU's memory holds the upper end of what is needed; None if its size is not known."""
-        return None if hardware.gpu_bytes is None else self.memory.needed < hardware.gpu_bytes
+        if self.has_failed:
+            return False
+        room = self.measure_room(hardware)
+        return None if room is None else room.spare > 0
+
+    @property
+    def needed(self) -> float:
+        """The GPU memory that the verdict counts."""
+        more = max(0.0, (self.measured_most or 0) - self.memory.allocated.high)
+        return self.memory.needed + more
+
+    def measure_room(self, hardware: Hardware) -> Room | None:
+        """Return what it needs at most of what is there, and spares; None if the size is not known."""
+        return self.memory.measure_room(hardware.gpu_bytes, hardware.limit_bytes, self.measured_most)
 
 
 def list_options(*, is_loop: bool, loop_stage: int = 0) -> list[tuple[int, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 
 import numpy as np
@@ -16,17 +16,18 @@ from zerotop.recording.samples import Rows
 from zerotop.recording.steps.step_table import RankSteps
 from zerotop_probe.recording.tables import PHASE_CODE
 
+_FEW_SHARE = 0.1  # of the steps of a stretch: fewer with phases do not tell the time of all
 _MOST_DEVICE_SHARE = 1.1  # of an iteration on the GPU: a phase that overlaps another is not added up
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """Seconds of one optimizer step, the median of the steps, of the slowest rank.
+    """Seconds of one optimizer step, of the slowest rank: of phases the median of the steps that have them.
 
     Forward and backward are those of one micro-batch on the GPU where the recording has them, else those of the host.
     """
 
-    iteration: float
+    iteration: float  # the median of all steps of the setting, also of those without phases
     forward: float
     backward: float
     update: float
@@ -40,7 +41,7 @@ def measure_times(recording: Recording, process: RankSteps, chosen: ChosenSteps)
     steps = chosen.timed
     if not len(steps):
         return None
-    iteration, count = float(np.median(steps["iteration_s"])), int(steps[-1]["micro_steps"])
+    iteration, count = _measure_iteration(process, chosen), int(steps[-1]["micro_steps"])
     host = tuple(float(np.median(steps[name])) / count for name in ("forward_s", "backward_s"))
     rank = identify_process(process.source)
     numbers = process.step_rows["step"]
@@ -53,8 +54,29 @@ def measure_times(recording: Recording, process: RankSteps, chosen: ChosenSteps)
         forward, backward, update = found[0] / count, found[1] / count, found[2]
         if 0 < count * (forward + backward) + update <= _MOST_DEVICE_SHARE * iteration and all(found):
             on_cpu = _sum_steps(rows[rows["phase"] == PHASE_CODE["cpu_optimizer"]])
-            return PhaseTimes(iteration, forward, backward, update, (host[0], host[1]), on_cpu, busy)
-    return PhaseTimes(iteration, host[0], host[1], float(np.median(steps["step_s"])), None, busy=busy)
+            return _limit(PhaseTimes(iteration, forward, backward, update, (host[0], host[1]), on_cpu, busy), count)
+    return _limit(PhaseTimes(iteration, host[0], host[1], float(np.median(steps["step_s"])), None, busy=busy), count)
+
+
+def _measure_iteration(process: RankSteps, chosen: ChosenSteps) -> float:
+    """Return the median iteration of the stretch where few of its steps have phases, unless their batches differ."""
+    rows, stretch = process.step_rows[1:], chosen.stretch
+    rows = rows[(rows["step"] >= stretch.begin) & (rows["step"] < stretch.end) & (rows["steps"] == 1) & ~rows["skipped"]]
+    rows = rows[np.isfinite(rows["iteration_s"])]
+    known = rows[~rows["counted"] & (rows["micro_steps"] > 0)]
+    is_one_setting = all(len(np.unique(known[name])) <= 1 for name in ("micro_steps", "rows", "tokens"))
+    is_few = len(chosen.timed) < _FEW_SHARE * len(rows)
+    return float(np.median((rows if is_one_setting and is_few else chosen.timed)["iteration_s"]))
+
+
+def _limit(times: PhaseTimes, count: int) -> PhaseTimes:
+    """Return the times with phases that are no longer than an iteration, as those of a few slow steps may be."""
+    share = times.iteration / max(count * (times.forward + times.backward) + times.update, 1e-9)
+    if share >= 1:
+        return times
+    launches = (times.launches[0] * share, times.launches[1] * share) if times.launches is not None else None
+    parts = {name: getattr(times, name) * share for name in ("forward", "backward", "update", "cpu_optimizer")}
+    return replace(times, **parts, launches=launches)
 
 
 def _sum_steps(rows: Rows) -> float:

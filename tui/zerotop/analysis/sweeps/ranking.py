@@ -111,20 +111,24 @@ def rank_model(
 def find_hardware(answer: WhatIfAnswer) -> Hardware:
     """Return where the asked setting would run."""
     setting, base = answer.setting, answer.base
-    return Hardware(setting.gpus, setting.nodes, answer.gpu_bytes, base.gpu, base.host_bytes)
+    return Hardware(setting.gpus, setting.nodes, answer.gpu_bytes, base.gpu, base.host_bytes, limit_bytes=answer.limit_bytes)
 
 
 def build_recorded(answer: WhatIfAnswer, offload: str, own: Sequence[Estimate] = ()) -> OptionEstimate:
     """Return the option that an answer is."""
     setting, time = answer.setting, answer.time
     seconds = time.seconds[1] if time.rows else None
-    return build_option(setting.setup, offload, answer.memory, find_hardware(answer), own, setting.work, seconds)
+    option = build_option(setting.setup, offload, answer.memory, find_hardware(answer), own, setting.work, seconds)
+    failure = answer.failure
+    has_failed = failure is not None and not failure.is_on_host
+    fits_host = False if failure is not None and failure.is_on_host else option.fits_host
+    return replace(option, measured_most=answer.measured_most, has_failed=has_failed, fits_host=fits_host)
 
 
 def rank_options(options: Iterator[OptionEstimate] | Sequence[OptionEstimate], hardware: Hardware) -> list[OptionEstimate]:
     """Return those that fit, the fastest first; then the others, the smallest first."""
     return sorted(
-        options, key=lambda option: (0, *_order_speed(option)) if option.is_usable(hardware) else (1, option.memory.needed)
+        options, key=lambda option: (0, *_order_speed(option)) if option.is_usable(hardware) else (1, option.needed)
     )
 
 

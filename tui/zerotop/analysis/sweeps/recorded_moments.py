@@ -59,9 +59,8 @@ class ChosenSteps(NamedTuple):
         return int(step) if step < np.inf else None
 
 
-def list_steady_steps(process: RankSteps) -> list[SteadySteps]:
-    """Return the stretches of a rank's steps, the oldest first."""
-    rows = process.step_rows
+def list_steady_steps(rows: Rows) -> list[SteadySteps]:
+    """Return the stretches of steps (STEP_DTYPE), the oldest first."""
     rows = rows[np.isfinite(rows["iteration_s"]) & (rows["steps"] == 1)]
     begins: list[float] = [0]
     level = None
@@ -163,7 +162,7 @@ def find_moments(
 ) -> tuple[EngineFacts, list[RankMoments]]:
     """Return the facts and what each rank measured, of the latest steady part of the run in which one has all edges."""
     # The rank whose pace changed last tells it for all; they wait for each other, so a few are enough.
-    parts = max((list_steady_steps(process) for process in ranks[:_MOST_PACES]), key=lambda one: one[-1].begin)
+    parts = max((list_steady_steps(process.step_rows) for process in ranks[:_MOST_PACES]), key=lambda one: one[-1].begin)
     for count in range(len(parts), 0, -1):
         engine, found = _measure_part(recording, ranks, allocators, parts[:count], until_step)
         if found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
 from zerotop.analysis.formatting import Text, format_bytes, format_percent, format_seconds, pluralize
 from zerotop.analysis.hardware.gpu_speeds import measure_mfu
@@ -93,36 +94,45 @@ def name_setting(setting: Setting) -> str:
 
 def judge_gpu(answer: WhatIfAnswer) -> Text:
     """Return whether a GPU holds the upper end of the setting."""
-    name, needed, size = name_setting(answer.setting), answer.memory.needed, answer.gpu_bytes
-    values = {"name": name[0].upper() + name[1:], "needed": needed, "size": size, "spare": abs((size or 0) - needed)}
+    name, room = name_setting(answer.setting), answer.room
+    needed, size = (room.needed, room.sizes) if room is not None else (answer.memory.needed, None)
+    spare = abs(room.spare) if room is not None else 0.0
+    values: dict[str, Any] = {"name": name[0].upper() + name[1:], "needed": needed, "size": size, "spare": spare}
+    if (failure := answer.failure) is not None and not failure.is_on_host:
+        values |= {"rank": failure.rank, "step": failure.step, "cause": failure.cause}
+        start = "As recorded, it does not fit[: rank {rank} ran out of GPU memory][ in step {step}]. {cause}"
+        rest = " The forecast is of {last}: {name}, which need at most {needed:bytes}."
+        values["last"] = name_steps(answer.base.steps) if answer.base.steps is not None else "its steps"
+        return Text(f"{start}{rest}", values)
     if answer.measured_more is not None and answer.base.steps is not None:
         values |= {"most": answer.measured_more, "step": answer.base.highest_step, "last": answer.base.steps[1]}
         verdict = {
-            True: ", fits: up to {most:bytes} of {size:bytes}",
-            False: ", does not fit {size:bytes}: up to {most:bytes}",
+            True: ", fits: it took up to {needed:bytes} of {size}",
+            False: ", does not fit {size}: it took {needed:bytes}",
         }
-        start = verdict[answer.fits] if answer.fits is not None else ": up to {most:bytes} of each GPU"
-        rest = " were allocated in step {step}. The forecast is of step {last}, which needs {needed:bytes}."
+        start = verdict[answer.fits] if answer.fits is not None else ": it took up to {needed:bytes} of each GPU"
+        values["forecast"] = answer.memory.allocated.likely
+        rest = ", with {most:bytes} allocated in step {step}. The rows are of step {last}, which allocated {forecast:bytes}."
         return Text(f"{{name}}{start}{rest}", values)
     values["start"] = answer.base.start_peak
     more = " Before the first step, the recording allocated up to {start:bytes}."
     more = more if answer.base.start_peak > answer.memory.allocated.high else ""
-    if size is None:
+    if room is None:
         return Text("{name}: it needs at most {needed:bytes} of each GPU. Give --memory for a verdict." + more, values)
     if answer.fits:
-        sentence = "{name}, fits: it needs at most {needed:bytes} of {size:bytes}, {spare:bytes} to spare."
-    elif answer.memory.needed < size:
-        sentence = "{name}, does not fit {size:bytes}: its steps need at most {needed:bytes}."
-    elif answer.memory.allocated.low + answer.memory.context.low < size:
-        sentence = "{name}, does not fit: it may need {needed:bytes} of {size:bytes}, {spare:bytes} too much."
+        sentence = "{name}, fits: it needs at most {needed:bytes} of {size}, {spare:bytes} to spare."
+    elif answer.memory.allocated.low + (0 if room.is_limited else answer.memory.context.low) < room.size:
+        sentence = "{name}, does not fit: it may need {needed:bytes} of {size}, {spare:bytes} too much."
     else:
-        sentence = "{name}, does not fit: it needs {needed:bytes} of {size:bytes}, {spare:bytes} too much."
+        sentence = "{name}, does not fit: it needs {needed:bytes} of {size}, {spare:bytes} too much."
     return Text(sentence + more, values)
 
 
 def judge_host(answer: WhatIfAnswer) -> Text:
     """Return whether a node like the recorded one holds the upper end of all ranks."""
     base = answer.base
+    if answer.failure is not None and answer.failure.is_on_host:
+        return Text("Host memory: as recorded, it does not fit. {cause}", {"cause": answer.failure.cause})
     if answer.host_needed is None:
         return Text("Host memory: not known, as the recording has no samples of its processes.")
     before, after = (base.host_rss or 0) * base.gpus, answer.memory.host.likely * answer.setting.gpus
@@ -133,6 +143,29 @@ def judge_host(answer: WhatIfAnswer) -> Text:
     }
     sentence = "Host memory of a node: {before:bytes} -> {after:bytes}" + ends[answer.fits_host]
     return Text(sentence, {"before": before, "after": after, "size": base.host_bytes})
+
+
+def describe_recorded(answer: WhatIfAnswer) -> Iterator[Text]:
+    """Yield what the recording shows and the forecast has not: a leak, a failure, a higher peak."""
+    base = answer.base
+    if (leak := base.leak) is not None:
+        steps = leak.until_step - leak.since_step
+        values: dict[str, Any] = {
+            "grown": leak.bytes,
+            "since": leak.since_step,
+            "until": leak.until_step,
+            "each": leak.bytes / steps,
+        }
+        yield Text(
+            "Its memory grows without a bound: steps {since} to {until} left {grown:bytes} behind, {each:bytes} each. The"
+            " forecast does not grow.",
+            values,
+        )
+    if base.failure is not None and answer.failure is None:
+        yield Text("The recorded setting ran out of memory. {cause}", {"cause": base.failure.cause})
+    if base.highest_peak is not None and answer.measured_more is None:
+        values = {"most": base.highest_peak, "step": base.highest_step}
+        yield Text("In step {step}, the recording allocated up to {most:bytes}: that is not in this forecast.", values)
 
 
 def describe_time(answer: WhatIfAnswer) -> str:

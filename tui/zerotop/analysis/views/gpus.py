@@ -11,12 +11,11 @@ from zerotop.analysis.processes.running_max import find_peaks
 from zerotop.analysis.processes.thinned import find_folded_peak, is_thinned_at
 from zerotop.recording.keys import GpuKey, identify_process
 from zerotop.recording.moments.at import At
-from zerotop.recording.moments.devices import FASTEST_LINK, locate_allocators, name_memory, read_devices
+from zerotop.recording.moments.devices import FASTEST_LINK, find_limit, locate_allocators, name_memory, read_devices
 from zerotop.recording.moments.process_exits import read_exits
-from zerotop_probe.recording.events import OutOfMemory
+from zerotop_probe.recording.events import Engine, OutOfMemory
 from zerotop_probe.recording.tables import FRESH_NS, GPUS, UNKNOWN
 
-_LIMITED_SHARE = 0.97  # CUDA's capacity is a little less than NVML's
 _RATE_NS = 1_000_000_000
 _NO_SAMPLE = {field.name: math.nan for field in GPUS.fields}
 _PEAK_COLUMNS = ("allocated_peak_bytes", "reserved_peak_bytes")
@@ -79,10 +78,13 @@ def _build_gpu(
 
 
 def _find_allowed(at: At, gpu_key: GpuKey, total_bytes: int) -> int | None:
-    """Return the limit of the process that failed last on a GPU, if it is less than the device."""
+    """Return what PyTorch may reserve in a process on a GPU, if it is less than the device."""
     processes = {identify_process(source) for source, key in locate_allocators(at).items() if key == gpu_key}
-    limits = (event.limit_bytes for one in processes for event in at.process_events(OutOfMemory, one))
-    return next((limit for limit in limits if limit is not None and limit < _LIMITED_SHARE * total_bytes), None)
+    limits = (
+        find_limit(total_bytes, next(reversed(at.process_events(Engine, one)), None), at.process_events(OutOfMemory, one))
+        for one in processes
+    )
+    return next((limit for limit in limits if limit is not None), None)
 
 
 def _sum_allocators(at: At) -> dict[GpuKey, dict[str, int]]:

@@ -16,23 +16,24 @@ from zerotop.analysis.text_tables import align_columns
 
 def recommend(rows: Sequence[OptionEstimate], hardware: Hardware, command: str = "") -> str:
     """Return one line: the fastest that fits, how much it spares, and the config or command to paste."""
-    least = min(rows, key=lambda row: row.memory.needed)
+    least = min(rows, key=lambda row: row.needed)
     if hardware.gpu_bytes is None:
-        needed = format_bytes(least.memory.needed)
+        needed = format_bytes(least.needed)
         return f"The least memory: {name_option(least)}, at most {needed} of each GPU. Give --gpu-memory for a verdict."
     chosen = choose_option(rows, hardware)
     if chosen is None:
         return _advise(rows, hardware)
     usable = [row for row in rows if row.is_usable(hardware)]
     fitting, timed = len(usable), sum(row.rate is not None for row in usable)
-    spare = format_bytes(hardware.gpu_bytes - chosen.memory.needed)
+    room = chosen.measure_room(hardware)
+    assert room is not None  # its GPU's size is known
     name = name_option(chosen, rows)
     host = f", {format_bytes(chosen.host_bytes)} of host memory on each node" if chosen.offload != "none" else ""
     of_timed = f"{timed} whose speed is known, of " if 0 < timed < fitting else ""
     others = f"the fastest of {of_timed}{fitting} that fit" if fitting > 1 else "nothing else fits" if len(rows) > 1 else ""
     parts = [
-        f"{name[0].upper()}{name[1:]} fits: it needs at most {format_bytes(chosen.memory.needed)} of"
-        f" {format_bytes(hardware.gpu_bytes)}, {spare} to spare{host}",
+        f"{name[0].upper()}{name[1:]} fits: it needs at most {format_bytes(room.needed)} of"
+        f" {room.sizes}, {format_bytes(room.spare)} to spare{host}",
         f"{others}{_format_rate(chosen) if fitting > 1 else ''}",
     ]
     paste = command or ("" if chosen.is_loop else format_config(chosen))
@@ -50,9 +51,10 @@ def _advise(rows: Sequence[OptionEstimate], hardware: Hardware) -> str:
             f"Nothing fits: {name_option(least, rows)} fits in {size}, but may need {needed} of a node's memory, which has"
             f" {has}; fewer ranks on a node or offload to NVMe need less."
         )
-    least = min(rows, key=lambda row: row.memory.needed)
+    least = min(rows, key=lambda row: row.needed)
     advice = "more GPUs, a smaller micro-batch, --gradient-checkpointing or a fused loss need less"
-    needed = format_bytes(least.memory.needed)
+    room = least.measure_room(hardware)
+    needed, size = (format_bytes(room.needed), room.sizes) if room is not None else ("", size)
     return f"Nothing fits in {size}: {name_option(least, rows)} may need {needed} of each GPU; {advice}."
 
 
@@ -92,11 +94,12 @@ def format_ranking(rows: Sequence[OptionEstimate], hardware: Hardware) -> Iterat
     heads = ("", "GPUs", "stage", "offload", "micro-batch", "at most needed", "to spare", "host/node", "speed", "")
     cells: list[tuple[str, ...]] = [heads]
     for number, row in enumerate(rows, 1):
-        spare = format_bytes(hardware.gpu_bytes - row.memory.needed) if hardware.gpu_bytes else ""
+        room = row.measure_room(hardware)
+        spare = format_bytes(room.spare) if room is not None else ""
         rate = f"{row.rate:,.0f} {row.rate_unit}" if row.rate is not None else "-"
         setting = (str(number), str(row.gpus), str(row.stage), row.offload, f"{row.micro_batch:,}")
         verdict = _judge(row, hardware)
-        cells.append((*setting, format_bytes(row.memory.needed), spare, format_bytes(row.host_bytes), rate, verdict))
+        cells.append((*setting, format_bytes(row.needed), spare, format_bytes(row.host_bytes), rate, verdict))
     yield from align_columns(cells, ">>><>>>>><")
     yield f"Order: those that fit, by rule ({_RULE}), and by speed where the"
     yield "recording tells it of both. Each setting is listed up to its first micro-batch that does not fit."
@@ -115,7 +118,7 @@ def format_options(rows: Sequence[OptionEstimate], hardware: Hardware) -> Iterat
     for row in rows:
         memory = row.memory
         verdict = _judge(row, hardware)
-        sizes = (format_bytes(memory.reserved.likely), format_bytes(memory.needed), format_bytes(row.host_bytes))
+        sizes = (format_bytes(memory.reserved.likely), format_bytes(row.needed), format_bytes(row.host_bytes))
         nvme = format_bytes(row.nvme_bytes) if row.nvme_bytes else "-"
         first = (str(row.stage), row.offload, format_bytes(memory.allocated.likely), memory.moments[0].name)
         cells.append((*first, *sizes, nvme, verdict))

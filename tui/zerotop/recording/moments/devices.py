@@ -6,15 +6,16 @@ adds the instances of GPUs divided by MIG. UUIDs match them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from zerotop.recording.keys import GpuKey, RankProcess, identify_process
 from zerotop.recording.moments.moment import Moment, at_cursor, at_event
 from zerotop.recording.table_files import Source
-from zerotop_probe.recording.events import Engine, EngineDevice, Hello, Node, NodeGpu
+from zerotop_probe.recording.events import Engine, EngineDevice, EngineFacts, Hello, Node, NodeGpu, OutOfMemory
 
 FASTEST_LINK = 1e12
 """Bytes per second. No link is faster; counters jump when a GPU is reset."""
+_LIMITED_SHARE = 0.97  # CUDA's capacity is a little less than NVML's
 
 
 class Devices:
@@ -84,6 +85,13 @@ def _strip_uuid(uuid: str | None) -> str:
 def read_devices(at: Moment) -> Devices:
     """Return the devices of all processes."""
     return Devices(at.events_of(Node), at.events_of(Engine), at.events_of(Hello))
+
+
+def find_limit(total_bytes: int, engine: EngineFacts | None, failures: Sequence[OutOfMemory]) -> int | None:
+    """Return what PyTorch may reserve in a process limited to a fraction of its device; None without such a limit."""
+    sizes = [failure.limit_bytes for failure in reversed(failures)]
+    sizes += [device.limit_bytes for device in (engine.devices if engine is not None else None) or []]
+    return next((size for size in sizes if size is not None and 0 < size < _LIMITED_SHARE * total_bytes), None)
 
 
 @at_event()

@@ -13,6 +13,7 @@ from zerotop.analysis.sweeps.asked_setting import WhatIfAnswer
 from zerotop.analysis.sweeps.baseline import Baseline
 from zerotop.analysis.sweeps.what_if_verdict import (
     LedgerChange,
+    describe_recorded,
     describe_time,
     judge_gpu,
     judge_host,
@@ -139,6 +140,7 @@ def _list_verdicts(answer: WhatIfAnswer | str) -> list[tuple[str, str]]:
     styles = {True: "good", False: "alert", None: "text"}
     return [
         (judge_gpu(answer), styles[answer.fits]),
+        *((sentence, "alert") for sentence in describe_recorded(answer)),
         (judge_host(answer), "alert" if answer.fits_host is False else "text"),
         (describe_time(answer), "text" if answer.time.rows else "muted"),
     ]

@@ -75,7 +75,8 @@ def _build_finding(process: Process, samples: Samples, index: int) -> Finding:
         "device_bytes": process.device_bytes,
     }
     kind, step = _EXPANDABLE if process.has_expandable_segments else _KIND, _find_step(process, samples, index)
-    if process.device_bytes and evidence["reserved_peak_bytes"] < USED_SHARE * process.device_bytes:
+    size = process.device_bytes
+    if size and (process.limit_bytes is not None or evidence["reserved_peak_bytes"] < USED_SHARE * size):
         kind = kind.with_changes(advice=_LIMITED_ADVICE, fix="")
     # The count up to then; the Memory screen keeps counting.
     is_first = row["retries"] == 1

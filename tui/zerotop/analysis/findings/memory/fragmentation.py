@@ -15,7 +15,7 @@ _KIND = FindingKind(
     gpu_bytes="reserved_bytes - allocated_bytes",
     headline="{unused:percent} of the memory that PyTorch reserves is unused even at the peak",
     details=(
-        "Rank {rank} reserves {reserved_bytes:bytes} of the device's {device_bytes:bytes} and allocates"
+        "Rank {rank} reserves {reserved_bytes:bytes} of {device_bytes:bytes} and allocates"
         " {allocated_bytes:bytes} at its peak: the rest is fragmented, or left from larger batches. Expandable segments are"
         " off."
     ),

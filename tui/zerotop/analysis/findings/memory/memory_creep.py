@@ -16,7 +16,7 @@ from zerotop.analysis.findings.support.memory import growing_readings, optimizer
 from zerotop.analysis.findings.support.memory.block_shapes import LOGITS, find_first_backward, recognize_block
 from zerotop.analysis.findings.support.memory.looks import await_look
 from zerotop.analysis.findings.support.steps.onsets import find_growth_onset
-from zerotop.analysis.formatting import Text
+from zerotop.analysis.formatting import Text, format_bytes
 from zerotop.analysis.memory import leak_holders
 from zerotop.analysis.memory.block_lines import Look
 from zerotop.analysis.memory.tensor_inventory import HeldTensors
@@ -29,7 +29,10 @@ _KIND = FindingKind(
     confidence=0.9,
     gpu_bytes="grown_bytes",
     headline="GPU memory {grows} {bytes_per_step:bytes} a step on {concerned:ranks}{until}",
-    details="{steps:.0f} steps added {grown_bytes:bytes} in all: {held_bytes:bytes} after step {held_step:.0f}.{reserve}",
+    details=(
+        "{steps:.0f} steps added {grown_bytes:bytes} in all[, {mean_bytes_per_step:bytes} each]: {held_bytes:bytes} after"
+        " step {held_step:.0f}.{reserve}"
+    ),
     repeats=(Kinds(grew_at_pauses, "memory_creep"),),
     superseded_by=(
         Kinds(grew_at_pauses, "memory_creep"),
@@ -298,10 +301,14 @@ def _build_finding(creep: _Creep, found: _Found) -> Finding:
     (process, _, _, rows, held), has_ended = creep.stretch, creep.ended_ns is not None
     last_step, held_step = creep.stretch.last_step, int(rows["step"][-1])
     begin, end = np.searchsorted(process.steps["step"], [creep.onset, held_step])
+    grown, count = held[-1] - held[0], held_step - creep.onset + 1
+    mean = grown / count
     evidence = {
         "bytes_per_step": creep.stretch.slope,
-        "grown_bytes": held[-1] - held[0],
-        "steps": held_step - creep.onset + 1,
+        # Where the usual step adds less or more than the mean one, the sum needs the mean.
+        "mean_bytes_per_step": mean if format_bytes(mean) != format_bytes(creep.stretch.slope) else None,
+        "grown_bytes": grown,
+        "steps": count,
         "held_bytes": held[-1],
         "held_step": held_step,
         "last_step": None if has_ended else last_step,

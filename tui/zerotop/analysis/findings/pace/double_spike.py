@@ -17,8 +17,11 @@ from zerotop.analysis.findings.support.finding import Finding, FindingKind, Seve
 from zerotop.analysis.findings.support.gpu_use import measure_free_bytes
 from zerotop.analysis.findings.support.thresholds import SPIKE_GAP_S, SPIKE_SHARE, SPIKE_SIMILAR_SHARE, SPIKE_STEPS
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
-from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
+from zerotop.analysis.memory.expected.peak_moments import Workload, list_update
+from zerotop.analysis.memory.expected.zero_model import compute_expected, is_foreach, parse_setup
+from zerotop.analysis.memory.tensor_inventory import GRADIENTS
 from zerotop.recording.moments.at import find_cores
+from zerotop_probe.recording.events import EngineFacts
 
 _KIND = FindingKind(
     name="double_spike",
@@ -205,23 +208,22 @@ def _measure_traffic(lead: Process, rows: Rows) -> dict[str, float]:
 
 def _measure_room(group: Group, known_ns: int) -> dict[str, float]:
     """Return the bytes that the optimizer would need on the GPU, and the bytes that were always free there."""
-    room: dict[str, float] = {}
-    lead = group.lead
-    parameters, shared_by = lead.engine.trainable_parameters, lead.engine.data_parallel or 1
-    if isinstance(parameters, int):
-        # Adam in mixed precision: master weights and two moments, 4 bytes each; gradients of 2, and, during the update, 8
-        # of temporaries, as measured.
-        room |= _estimate_without_offload(lead)
-        room["optimizer_bytes"] = 12.0 * parameters / shared_by
-        room["needed_bytes"] = 22.0 * parameters / shared_by
-    free = measure_free_bytes(lead, known_ns)
+    room = _estimate_without_offload(group.lead.engine)
+    free = measure_free_bytes(group.lead, known_ns)
     return room if np.isnan(free) else room | {"gpu_free_bytes": free}
 
 
-def _estimate_without_offload(lead: Process) -> dict[str, float]:
-    """Return the additional bytes on each GPU without offload, by ZeRO's formulas; empty if they do not apply."""
-    setup = parse_setup(lead.engine)
+def _estimate_without_offload(engine: EngineFacts) -> dict[str, float]:
+    """Return the additional bytes on each GPU without offload, by the formulas of ``what-if``; empty without any."""
+    setup = parse_setup(engine)
     if setup is None or setup.offload_optimizer == "none":
         return {}
-    without_offload = compute_expected(dataclasses.replace(setup, offload_optimizer="none")).gpu
-    return {"without_offload_bytes": float(sum(without_offload.values()) - sum(compute_expected(setup).gpu.values()))}
+    without = dataclasses.replace(setup, offload_optimizer="none")
+    before, after = compute_expected(setup).gpu, compute_expected(without).gpu
+    states = sum(size - before[name] for name, size in after.items() if name != GRADIENTS)
+    update = list_update(without, Workload(1, 1, foreach=is_foreach(engine)))
+    return {
+        "without_offload_bytes": float(sum(after.values()) - sum(before.values())),
+        "optimizer_bytes": float(states),
+        "needed_bytes": states + sum(row.bytes for row in update),
+    }

@@ -46,11 +46,16 @@ def _compute_use(process: RankRecords, samples: Samples) -> float:
     return float(np.median(used)) / 100 if len(used) >= _FEWEST_SAMPLES else float("nan")
 
 
-def measure_free_bytes(process: RankRecords, known_ns: int) -> float:
-    """Return the bytes of a rank's GPU that nobody has used up to a time; NaN if they are unknown."""
+def measure_free_bytes(process: Process, known_ns: int) -> float:
+    """Return the bytes of a rank's GPU that nobody has used up to a time, and that it may use; NaN if they are unknown."""
     samples = process.gpu_samples.read_window(0, known_ns)
     total = int(samples.rows["total_bytes"][-1]) if len(samples) else 0
-    return float(total - int(samples.rows["used_bytes"].max())) if total else float("nan")
+    if not total:
+        return float("nan")
+    free = total - int(samples.rows["used_bytes"].max())
+    if process.limit_bytes is not None:
+        free = min(free, process.limit_bytes - int(process.steps_until(known_ns)["reserved_peak_bytes"].max(initial=0)))
+    return float(max(0, free))
 
 
 def offloads(process: Process) -> bool:

@@ -16,12 +16,13 @@ from zerotop.analysis.steps.training_changes import TrainingChange, choose_chang
 from zerotop.recording.events.event_files import E
 from zerotop.recording.keys import identify_process
 from zerotop.recording.moments.at import At
+from zerotop.recording.moments.devices import find_limit
 from zerotop.recording.moments.rank_records import RankRecords
 from zerotop.recording.reader import Recording, Source
 from zerotop.recording.samples import Ints, Rows, Samples
 from zerotop.recording.steps.growable_array import GrowingArray
 from zerotop.recording.steps.step_table import RankSteps
-from zerotop_probe.recording.events import JobStarted, TrainingChanged
+from zerotop_probe.recording.events import JobStarted, OutOfMemory, TrainingChanged
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
 # Rare phases, which are collected for each process.
@@ -141,6 +142,16 @@ class Process(RankRecords, Searched):
 
     @property
     def device_bytes(self) -> int | None:
+        """What its device has, or less if PyTorch may use only a fraction."""
+        return self.limit_bytes or self._total_bytes
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What PyTorch may reserve, as far as is known by now; None without a limit."""
+        return find_limit(self._total_bytes or 0, self.engine, self.events_of(OutOfMemory))
+
+    @property
+    def _total_bytes(self) -> int | None:
         sizes = [device.total_bytes for device in self.engine.devices or []]
         return next((size for size in sizes if size is not None and size > 0), None)
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from zerotop.analysis.formatting import Text
 from zerotop.analysis.memory.caching_allocator import DEFAULT_RULES, AllocatorRules
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.peak_moments import (
@@ -74,6 +76,23 @@ class MeasuredContext:
     nccl: float | None  # None where it was not measured
 
 
+class Room(NamedTuple):
+    """What a setting needs at most of what a GPU, or PyTorch on it, has."""
+
+    needed: float
+    size: int
+    is_limited: bool  # PyTorch may use only a fraction of the device, which is less than it has
+
+    @property
+    def spare(self) -> float:
+        return self.size - self.needed
+
+    @property
+    def sizes(self) -> Text:
+        """``79.65 GiB`` or ``the 12.00 GiB that PyTorch may use``."""
+        return Text("the {size:bytes} that PyTorch may use" if self.is_limited else "{size:bytes}", {"size": self.size})
+
+
 @dataclass(frozen=True, slots=True)
 class JobMemory:
     """The memory of one rank."""
@@ -91,6 +110,19 @@ class JobMemory:
     def needed(self) -> float:
         """The GPU memory that the verdict counts: PyTorch gives other cached segments back before it fails."""
         return self.allocated.high + self.context.high + self.stuck.bytes
+
+    def measure_room(self, gpu_bytes: int | None, limit_bytes: int | None, allocated: float | None = None) -> Room | None:
+        """Return the room on a GPU, or that of PyTorch if it is less; None if its size is not known.
+
+        ``allocated``: the most, if it is not the upper end of these sums.
+        """
+        if gpu_bytes is None:
+            return None
+        allocated = self.allocated.high if allocated is None else max(allocated, self.allocated.high)
+        needed = allocated + self.stuck.bytes
+        room = Room(needed + self.context.high, gpu_bytes, is_limited=False)
+        limited = Room(needed, limit_bytes, is_limited=True) if limit_bytes is not None else room
+        return min(room, limited, key=lambda one: one.spare)
 
 
 def estimate_memory(

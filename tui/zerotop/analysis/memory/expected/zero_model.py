@@ -296,3 +296,13 @@ def compute_rule_of_thumb(inventory: TensorInventory, peaks: RankPeaks) -> RuleO
         intermediates=max(0, in_update - parameters - optimizer - inventory.gradients_alive),
         activations=max(0, highest.get("forward", 0) - parameters - optimizer),
     )
+
+
+def is_foreach(engine: EngineFacts) -> bool:
+    """Return whether the optimizer updates all tensors at once by PyTorch's foreach functions, its default on a GPU."""
+    inner = str(engine.inner_optimizer or "").lower()
+    # Of its config DeepSpeed makes DeepSpeedCPUAdam on the CPU, and FusedAdam on the GPU (``_configure_basic_optimizer``).
+    is_made = inner == "deepspeedcpuadam" and "optimizer" in (engine.config or {})
+    settings = [one.settings or {} for one in engine.optimizers or ()]
+    is_other = any(one.get("fused") is True or one.get("foreach") is False for one in settings)
+    return "fused" not in inner and not is_made and not is_other

@@ -62,5 +62,8 @@ def estimate_state_bytes(engine: EngineFacts) -> int | None:
 
 def count_sharers(engine: EngineFacts) -> int:
     """Return the number of ranks among which the optimizer state is divided."""
-    count = engine.data_parallel if engine.zero_stage or engine.parallelism == "FSDP2" else 1
+    if engine.sharding is not None and engine.sharding.ranks:
+        return engine.sharding.ranks  # fewer than all with hybrid sharding
+    is_divided = engine.zero_stage or (engine.parallelism or "").startswith("FSDP")
+    count = engine.data_parallel if is_divided else 1
     return count if isinstance(count, int) and count > 0 else 1
