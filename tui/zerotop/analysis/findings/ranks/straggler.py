@@ -35,9 +35,9 @@ _KIND = FindingKind(
     headline="Rank {rank} {delays} each iteration by {late_s:seconds} ({share:percent}) from step {step} {until}",
     details=(
         "In steps {first_step} to {last_step} its own work between the phases {takes} that much longer"
-        "[, {most} of it at {line}], and the other ranks {wait} for it where they synchronize. The median iteration"
-        " {takes} {iteration_s:seconds}.[ NCCL says that the other ranks {are} in {collective} for {nccl_wait_s:seconds} of it"
-        " longer than this one.]"
+        "[, {most} of it at {line}], and the other ranks {wait} for it where they synchronize. The median"
+        " iteration {takes} {iteration_s:seconds}.[ NCCL says that the other ranks {are} in {collective} for {nccl_wait_s:seconds}"
+        " of it longer than this one.]"
     ),
     advice="See what only this rank does between the phases: do it less often, or in a thread of its own.",
     fix="py-spy dump --pid {pid}",
