@@ -340,6 +340,15 @@ def test_usual_times_are_those_of_most_iterations() -> None:
     assert usual.notable == {GAP: 610 * MS, DATA: 30 * MS, PHASE_CODE["step"]: 40 * MS}
 
 
+def test_usual_times_are_known_where_all_iterations_were_counted() -> None:
+    usual, span = UsualTimes(), Span(0, PHASE_CODE["step"], 0, (0, 0, 0), loose=False)
+    span.end_ns, span.flags = 40 * MS, BOUNDARY  # the first end of an iteration: it began at an unknown time
+    usual.learn_counted(2000 * MS, 20)
+    usual.learn([span], is_complete=True)
+    assert usual.iteration_ns == 100 * MS
+    assert usual.notable == {}
+
+
 def test_counted_steps_that_stay_longer_become_usual(sampled_recorder: tuple[Recorder, StackSampler]) -> None:
     recorder, sampler = sampled_recorder
     begin_ns = time.monotonic_ns() - 60_000 * MS

@@ -79,9 +79,11 @@ class UsualTimes:
                 for key, durations in self._durations.items()
                 if len(durations) >= _FEWEST
             }
-            last = {kind: _compute_median(list(parts)[-_FEWEST_ITERATIONS:]) for kind, parts in self._parts.items()}
+            # Empty where all iterations so far were counted.
+            last = {kind: list(parts)[-_FEWEST_ITERATIONS:] for kind, parts in self._parts.items() if parts}
+            medians = {kind: _compute_median(parts) for kind, parts in last.items()}
             least_ns = max(_NOTABLE_NS, _NOTABLE_SHARE * self.iteration_ns)
-            self.notable = {kind: part for kind, part in last.items() if part >= least_ns}
+            self.notable = {kind: part for kind, part in medians.items() if part >= least_ns}
 
     def learn_counted(self, passed_ns: int, steps: int) -> None:
         """Add steps by their total duration, which is known although most of their phases are not."""
