@@ -118,6 +118,7 @@ def test_growth_is_told_up_to_the_last_step(tmp_path: Path, steps: int) -> None:
     "amount",
     [
         rise_in_stairs((60, 110, 200), 50),  # arenas and pools
+        rise_in_stairs((80, 140, 200), 70),  # kernels that are loaded when they first run
         lambda step: 150 * (1 - 0.98**step),  # a cache that fills up
         grow_from(250, 1.5),  # too little yet
         lambda step: 150 * min(1.0, step / 40),  # the first steps

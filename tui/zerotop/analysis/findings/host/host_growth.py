@@ -59,6 +59,8 @@ HOST_GROWTH_EVENNESS = 0.8
 # the probe has seen a container that grows with it.
 _STEADY_BYTES = 96 * MIB
 _NAMED_BYTES, _NAMED_EVENNESS = 48 * MIB, 0.5
+# A growth without a name is steady if so many jumps of a step carry at most this part of it: loaded kernels are a few jumps.
+_FEW_JUMPS, _JUMPS_SHARE = 3, 0.8
 # One without a name counts if it would fill the node's memory within this time (ns).
 _SOON_NS = 86_400_000_000_000
 # It has ended if in at least so many steps, and as many as it had, memory grew by less than this share of the pace.
@@ -127,6 +129,12 @@ class _Growth(NamedTuple):
     @property
     def end_ns(self) -> int:
         return int(self.rows["end_unix_ns"][-1])
+
+    @property
+    def is_in_jumps(self) -> bool:
+        """Whether a few of its steps carry nearly all of it, and it is no steady one."""
+        jumps = np.sort(np.diff(self.rows["host_held_bytes"].astype(np.float64)))[-_FEW_JUMPS:]
+        return bool(jumps.sum() > _JUMPS_SHARE * self.bytes)
 
     def repeats(self, told: _Growth) -> bool:
         """Whether an earlier finding says that the rank's memory grows about as fast, or that another's does then."""
@@ -238,12 +246,14 @@ def _follow_known(told: list[_News], known_ns: int) -> list[_News]:
 
 
 def _counts(group: Group, growth: _Growth, held: FoundContainer) -> bool:
-    """Whether a container explains a small rise, or it would fill the node's memory within a day.
+    """Whether a container explains a rise, or it is steady and would fill the node's memory within a day if it is small.
 
     Larger and larger batches need more memory without a leak.
     """
     if growth.search.needs_name or growth.follows_batches:
         return held.container is not None and held.container.explains_growth
+    if held.container is None and growth.is_in_jumps:
+        return False
     free, steps = _read_free_bytes(growth), len(growth.rows)
     if growth.search.least >= HOST_GROWTH_BYTES or held.container is not None or free is None:
         return True
