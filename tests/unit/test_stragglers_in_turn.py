@@ -77,7 +77,7 @@ def test_each_is_told_with_its_end(tmp_path: Path, late: Late, spells: list[obje
     found = find(tmp_path, late, searches=searches)
     assert list_spells(found) == spells
     first, second = found
-    assert first.headline.startswith(f"Rank {first.ranks[0]} delayed each iteration by ")
+    assert first.headline.startswith(f"Rank {first.ranks[0]} delayed iterations by ")
     assert str(first.headline).endswith(f" to {int(first.evidence['until_step'])}")
     assert second.headline.startswith(f"Rank {second.ranks[0]} delays each iteration by ")
     assert [one.step for one in list_delays(found, 2)] == [second.step]

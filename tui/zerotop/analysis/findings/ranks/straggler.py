@@ -32,12 +32,12 @@ _KIND = FindingKind(
     name="straggler",
     severity=Severity.WARNING,
     confidence=0.9,
-    headline="Rank {rank} {delays} each iteration by {late_s:seconds} ({share:percent}) from step {step} {until}",
+    headline="Rank {rank} {delays} by {late_s:seconds} ({share:percent}) {until}",
     details=(
         "In steps {first_step} to {last_step} its own work between the phases {takes} that much longer"
         "[, {most} of it at {line}], and the other ranks {wait} for it where they synchronize. The median"
-        " iteration {takes} {iteration_s:seconds}.[ NCCL says that the other ranks {are} in {collective} for {nccl_wait_s:seconds}"
-        " of it longer than this one.]"
+        " iteration {takes} {iteration_s:seconds}.[ NCCL says that the other ranks {are} in {collective} for"
+        " {nccl_wait_s:seconds} of it longer than this one.]"
     ),
     advice="See what only this rank does between the phases: do it less often, or in a thread of its own.",
     fix="py-spy dump --pid {pid}",
@@ -52,8 +52,8 @@ _DATA = _KIND.with_changes(
 )
 
 
-_LASTS = {"delays": "delays", "takes": "takes", "wait": "wait", "waits": "waits", "are": "are"}
-_ENDED = {"delays": "delayed", "takes": "took", "wait": "waited", "waits": "waited", "are": "were"}
+_LASTS = {"delays": "delays each iteration", "takes": "takes", "wait": "wait", "waits": "waits", "are": "are"}
+_ENDED = {"delays": "delayed iterations", "takes": "took", "wait": "waited", "waits": "waited", "are": "were"}
 
 
 class _Late(NamedTuple):
@@ -218,10 +218,10 @@ def _build_finding(
     if found.line is not None:
         kind = name_line(kind, found.line)
     changed = _find_begin(group, process, np.append(since, steps[-1]), found.known_ns)
-    words, until_step = _LASTS, None
+    words, first, until_step = _LASTS, int(changed["step"][0]), None
     if after is not None:
         words, until_step = _ENDED, int(_find_begin(group, process, after, found.known_ns)["step"][0]) - 1
-        if has_cost_little(process.steps_until(found.known_ns), int(changed["step"][0]), until_step, late / usual):
+        if has_cost_little(process.steps_until(found.known_ns), first, until_step, late / usual):
             kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
     return kind.at_steps(
         process,
@@ -234,7 +234,7 @@ def _build_finding(
         pid=process.source.pid,
         first_step=int(rows["step"][0]),
         last_step=int(rows["step"][-1]),
-        until="on" if until_step is None else f"to {until_step}",
+        until=f"from step {first} on" if until_step is None else f"in steps {first} to {until_step}",
         **words,
         **line_values(found.line),
     )
