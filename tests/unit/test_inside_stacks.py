@@ -340,6 +340,15 @@ def test_usual_times_are_those_of_most_iterations() -> None:
     assert usual.notable == {GAP: 610 * MS, DATA: 30 * MS, PHASE_CODE["step"]: 40 * MS}
 
 
+def test_iterations_may_be_known_by_counted_steps_alone() -> None:
+    """As where only one step was recorded with its phases before the first look."""
+    usual = UsualTimes()
+    usual.learn_counted(700 * MS, 7)
+    usual.learn([], is_complete=True)
+    assert usual.iteration_ns == 100 * MS
+    assert usual.notable == {}
+
+
 def test_counted_steps_that_stay_longer_become_usual(sampled_recorder: tuple[Recorder, StackSampler]) -> None:
     recorder, sampler = sampled_recorder
     begin_ns = time.monotonic_ns() - 60_000 * MS

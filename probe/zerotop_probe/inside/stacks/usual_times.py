@@ -52,7 +52,7 @@ class UsualTimes:
         self.iteration_ns: float | None = None
         """The usual duration of an iteration; None until enough are known."""
         self.notable: dict[int, float] = {}
-        """The median time of the last few iterations in ``GAP``, in ``DATA`` and in each phase (ns); only notable ones."""
+        """The median time of the last recorded iterations in ``GAP``, ``DATA`` and each phase (ns); only notable ones."""
 
     def learn(self, ended: Sequence[Span], *, is_complete: bool) -> None:
         """Add the outermost phases that ended since the last call; ``is_complete``: there are none missing before them."""
@@ -79,7 +79,8 @@ class UsualTimes:
                 for key, durations in self._durations.items()
                 if len(durations) >= _FEWEST
             }
-            last = {kind: _compute_median(list(parts)[-_FEWEST_ITERATIONS:]) for kind, parts in self._parts.items()}
+            seen = {kind: list(parts)[-_FEWEST_ITERATIONS:] for kind, parts in self._parts.items() if parts}
+            last = {kind: _compute_median(parts) for kind, parts in seen.items()}
             least_ns = max(_NOTABLE_NS, _NOTABLE_SHARE * self.iteration_ns)
             self.notable = {kind: part for kind, part in last.items() if part >= least_ns}
 
