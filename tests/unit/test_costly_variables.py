@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +14,7 @@ from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, 
 from zerotop.analysis.findings.pace import costly_variables, host_pace
 from zerotop.analysis.findings.support import Finding, detection
 from zerotop.recording.samples import Samples
+from zerotop_probe.inside.stacks.frames import PythonFrame
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import ALLOCATOR, BOUNDARY, GPUS, PROCESSES, SPANS
 from zerotop_probe.recording.writer import EventWriter
@@ -26,9 +28,17 @@ def find(folder: Path, environment: dict[str, str], **facts: Any) -> dict[str, s
 
 
 def find_all(
-    folder: Path, environment: dict[str, str], *, device: str = "cuda:0", busy: float = 55.0
+    folder: Path,
+    environment: dict[str, str],
+    *,
+    device: str = "cuda:0",
+    busy: float = 55.0,
+    sampled: Sequence[tuple[int, list[PythonFrame]]] = (),
 ) -> tuple[Finding, ...]:
-    """Write 12 s of steps of 0.1 s, whose thread computes all the time; return what is found."""
+    """Write 12 s of steps of 0.1 s, whose thread computes all the time; return what is found.
+
+    ``sampled``: stacks of step 7, innermost frame first, and how often each was seen.
+    """
     times = [int(tick * S / 10) for tick in range(120)]
     spans = [
         make_span(step / 10 + begin, step / 10 + end, phase, step, BOUNDARY if phase == "step" else 0)
@@ -46,6 +56,11 @@ def find_all(
     writer = EventWriter(str(folder), make_identity(0), clock=_CLOCK)
     writer.write(0, events.Hello, rank=0, torch="2.11.0", environment=environment)
     writer.write(0, events.Engine, engine=0, kind="loop", device=device)
+    for count, frames in sampled:
+        named = [frame._asdict() for frame in frames]
+        stacks = [{"count": count, "seconds": 0.1, "frames": list(range(len(frames)))}]
+        facts: dict[str, Any] = {"where": "unknown phase", "why": "share", "step": 7, "last_step": 7, "samples": count}
+        writer.write(S, events.Stacks, begin_ns=S // 2, end_ns=S, frames=named, stacks=stacks, **facts)
     writer.close()
     recording = read_recording(folder)
     runner = detection.Detection(recording, [costly_variables.detect, host_pace.detect])
@@ -65,6 +80,34 @@ def find_all(
 def test_a_costly_variable_is_reported(tmp_path: Path, environment: dict[str, str], told: dict[str, str]) -> None:
     """And is the reason why the GPU waits, in place of the time of a launch."""
     assert find(tmp_path, environment) == told
+
+
+LOOP = PythonFrame("train.py", 62, "main", own=True)
+CALL = PythonFrame("torch/nn/modules/module.py", 1776, "Module._call_impl", own=False)
+AT_LINE, BESIDE = (PythonFrame("net.py", line, "Relations.forward", own=True) for line in (39, 36))
+LINEAR = PythonFrame("torch/nn/modules/linear.py", 134, "Linear.forward", own=False)
+BACKWARD = PythonFrame("torch/autograd/graph.py", 869, "_engine_run_backward", own=False)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "is_named"),
+    [
+        ([(9, [AT_LINE, CALL, LOOP]), (3, [BESIDE, CALL, LOOP]), (30, [BACKWARD, LOOP])], True),
+        ([(9, [AT_LINE, CALL, LOOP]), (4, [BESIDE, CALL, LOOP])], False),
+        ([(7, [AT_LINE, CALL, LOOP])], False),
+        ([(9, [LINEAR, CALL, AT_LINE, CALL, LOOP])], False),
+        ([(9, [AT_LINE, LOOP])], False),
+        ([(9, [AT_LINE, CALL, BACKWARD, LOOP])], False),
+    ],
+    ids=["most of forward", "too little", "too few samples", "by a module", "outside the model", "run again in backward"],
+)
+def test_a_line_that_takes_most_of_forward_is_named(
+    tmp_path: Path, sampled: list[tuple[int, list[PythonFrame]]], is_named: bool
+) -> None:
+    """As a loop over many small operations does, but no line that only calls modules."""
+    (found,) = find_all(tmp_path, {}, sampled=sampled)
+    assert ("In forward, most of the time goes to net.py:39 in Relations.forward." in found.details) is is_named
+    assert found.advice.endswith("larger operations at net.py:39." if is_named else "larger operations.")
 
 
 def test_room_is_told_as_of_the_last_reading() -> None:

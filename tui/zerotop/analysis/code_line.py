@@ -85,8 +85,8 @@ def read_line(place: CodePlace) -> CodeLine | None:
 
 
 # Files of PyTorch that call hooks, and the functions of own classes that they call for the computing itself.
-_MODULE_CALLER = "torch/nn/modules/module.py"
-_HOOK_CALLERS = (_MODULE_CALLER, "torch/autograd/graph.py", "torch/utils/hooks.py", "torch/optim/optimizer.py")
+MODULE_CALLER = "torch/nn/modules/module.py"
+_HOOK_CALLERS = (MODULE_CALLER, "torch/autograd/graph.py", "torch/utils/hooks.py", "torch/optim/optimizer.py")
 _COMPUTING = ("forward", "backward", "step")
 
 
@@ -129,7 +129,7 @@ def list_own(frames: Sequence[SampledFrame], stack: SampledStack) -> list[tuple[
 
 
 def _calls_model(frame: SampledFrame) -> bool:
-    return frame.file == _MODULE_CALLER and not frame.own
+    return frame.file == MODULE_CALLER and not frame.own
 
 
 def _is_hook(frames: Sequence[SampledFrame]) -> bool:

@@ -70,6 +70,7 @@ _ONE_MORE_EVERY_NS = 30_000_000_000
 # first of these times (ns). Places that are usual leave it the second for unusual ones; at the start it has the third.
 _BUDGET_PART = 0.5
 _SAVED_NS, _RESERVED_NS, _ADVANCE_NS = 20_000_000_000, 5_000_000_000, 7_000_000_000
+_GROWN_RESERVED_NS = 1_000_000_000  # what places that take longer than at first leave: they are unusual, too
 # A look takes less than a millisecond. One that took longer than this (ns), and this many times the usual time, was
 # interrupted, for example by a garbage collection: paying for that would stop the sampler for minutes.
 _LONGEST_LOOK_COST_NS, _INTERRUPTED_TIMES = 2_500_000, 4.0
@@ -191,9 +192,9 @@ class StackSampler:
             self._usual.learn_counted(self._counted[0] - counted[0], self._counted[1] - counted[1])
         ended = self._recorder.ended.copy()
         fresh = [span for span in ended if span.end_ns > self._seen_end_ns]
-        if fresh:
+        if ended:
             self._usual.learn(fresh, is_complete=len(fresh) < len(ended))
-            self._seen_end_ns = fresh[-1].end_ns
+            self._seen_end_ns = ended[-1].end_ns
         for kind, part_ns in self._usual.notable.items():
             if kind in COMPUTING:
                 self._follow_growth(kind, part_ns)
@@ -257,8 +258,9 @@ class StackSampler:
     def _wants_shares(self) -> bool:
         """Whether to sample places that usually take a notable share; some of the savings are kept for unusual ones."""
         kinds = self._usual.notable if self._recorder.counted.unrecorded_step is None else (UNSEEN,)
-        is_wanted = any(self._samples_left[kind] for kind in kinds)
-        return is_wanted and self._credit_ns > self._share * _RESERVED_NS
+        times = [self._times_grown[kind] for kind in kinds if self._samples_left[kind]]
+        has_grown = max(times, default=0) > 1
+        return bool(times) and self._credit_ns > self._share * (_GROWN_RESERVED_NS if has_grown else _RESERVED_NS)
 
     def _save_up(self, time_ns: int) -> None:
         """Add the budget of the time that has passed to the savings, minus the sampler's cost in it."""

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.code_line import CodeLine
 from zerotop.analysis.engine import LOOP
 from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_use import measure_gpu_use, offloads
 from zerotop.analysis.findings.support.host_load import measure_load
+from zerotop.analysis.findings.support.lines.forward_lines import find_forward_line
 from zerotop.analysis.findings.support.lines.line_findings import measure_between
 from zerotop.analysis.findings.support.mode_uses import lacks_cache, launches_block
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
@@ -27,8 +29,8 @@ _LAUNCHES = FindingKind(
     headline="The GPU waits for launches {share:percent} of the time in steps {first_step:.0f} to {last_step:.0f}",
     details=(
         "These steps take {iteration_s:seconds}. Kernels run in {use:percent} of the time; in the rest the GPU waits"
-        " for the next launch, with which {cores:.1f} cores are busy.[ Iterations wander from {low_s:seconds} to"
-        " {high_s:seconds} with the pace of those cores.]"
+        " for the next launch, with which {cores:.1f} cores are busy.[ In forward, most of the time goes to"
+        " {line}.][ Iterations wander from {low_s:seconds} to {high_s:seconds} with the pace of those cores.]"
     ),
     advice="{help}",
     fix="{help_fix}",
@@ -108,7 +110,8 @@ def _judge_pace(group: Group, steps: Rows, launching: dict[str, Any] | None) -> 
     if _is_launch_bound(group, pace):
         evidence |= {"share": 1 - pace.use, "use": pace.use, "cores": pace.cores}
         ends = {"first_step": int(pace.rows["step"][0]), "last_step": int(pace.rows["step"][-1])}
-        values = {"low_s": None, "high_s": None, **ends, **_advise(group, pace)}
+        line = find_forward_line(group.lead, known_ns)
+        values = {"low_s": None, "high_s": None, **ends, **_advise(group, pace, line), "line": line.text if line else None}
         cost = 1 - _measure_use(group, int(begin["begin_unix_ns"][0]), known_ns)
         found = _LAUNCHES.at_steps(group, begin, evidence, known_ns=known_ns, cost=cost, **evidence | values)
         return _Verdict(len(steps), found, {"evidence": evidence, "values": evidence | values, "cost": cost})
@@ -199,8 +202,8 @@ def read_held(process: Process, steps: Rows) -> tuple[int, int]:
     return held, int(steps["step"][last])
 
 
-def _advise(group: Group, pace: _Pace) -> dict[str, str]:
-    """Return what helps this job, and the line for the first of it."""
+def _advise(group: Group, pace: _Pace, line: CodeLine | None) -> dict[str, str]:
+    """Return what helps this job, and the line for the first of it. ``line``: of the model, where most time goes to one."""
     engine, helps = group.engine, []
     fix = ""
     is_sharded = (engine.parallelism or "").startswith("FSDP")  # whose collectives CUDA graphs do not capture
@@ -218,7 +221,7 @@ def _advise(group: Group, pace: _Pace) -> dict[str, str]:
         used = f"{{held:bytes}} of {{room:bytes}} were reserved up to step {read_step}"
         helps.append(f"train on more than {rows} rows at once, for which there is room ({used})")
         fix = fix or f"batch_size={2 * rows}"
-    helps.append("use fewer, larger operations")
+    helps.append(f"use fewer, larger operations{' at {location}' if line is not None else ''}")
     sentence = "; or ".join(helps)
-    sizes = {"held": held, "room": group.lead.device_bytes}
-    return {"help": Text(f"{sentence[0].upper()}{sentence[1:]}.", sizes), "help_fix": fix}
+    values = {"held": held, "room": group.lead.device_bytes, "location": line.location if line is not None else None}
+    return {"help": Text(f"{sentence[0].upper()}{sentence[1:]}.", values), "help_fix": fix}
