@@ -384,6 +384,11 @@ def grew_with_leak(effect: Finding, cause: Finding) -> bool:
     return told.get("bytes_per_step", 0.0) * (steps + 1) >= grown / 2
 
 
+def grew_beside(effect: Finding, cause: Finding) -> bool:
+    """Whether a finding about a leak tells of the unused reserve that grows with it, too."""
+    return "unused_bytes" in cause.evidence
+
+
 def freed_by_collector(effect: Finding, cause: Finding) -> bool:
     """Whether growth that looks steady is what Python's collector has freed before: as fast, and no more of it."""
     told, grown = cause.evidence, effect.evidence
