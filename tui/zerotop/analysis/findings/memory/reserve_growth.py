@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Process, SearchWindow, in_each_rank
-from zerotop.analysis.findings.support.links import Kinds, grew_beside
+from zerotop.analysis.findings.support.links import Kinds, flushed_for_growth, grew_beside
 from zerotop.analysis.findings.support.memory.reserve_rises import ReserveRise, ReserveSearch
 from zerotop.analysis.formatting import GIB
 from zerotop.analysis.memory.tensor_inventory import read_pools
@@ -25,7 +25,7 @@ _KIND = FindingKind(
     advice="Start with expandable segments; or allocate the tensor that grows once, at its full size.",
     fix="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     repeats=(Kinds(grew_beside, "memory_creep"),),
-    superseded_by=(Kinds(grew_beside, "memory_creep"),),
+    superseded_by=(Kinds(grew_beside, "memory_creep"), Kinds(flushed_for_growth, "batch_growth")),
 )
 _EXPANDABLE = _KIND.with_changes(advice="Allocate the tensor that grows once, at its full size.", fix="")
 # Worth a finding: these bytes, and this share of the device.

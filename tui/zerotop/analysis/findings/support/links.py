@@ -317,7 +317,7 @@ def took_more_for_growth(effect: Finding, cause: Finding) -> bool:
 
 
 def flushed_for_growth(effect: Finding, cause: Finding) -> bool:
-    """Whether the allocator flushed its cache while batches grew, whose blocks did not fit into those before."""
+    """Whether the allocator flushed its cache, or reserved more, while batches grew, whose blocks did not fit into those before."""
     if effect.step is None or cause.step is None or "allocs_per_step" not in cause.evidence:
         return False
     return cause.step <= effect.step <= cause.evidence["grown_step"]
