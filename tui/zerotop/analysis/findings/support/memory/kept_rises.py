@@ -49,7 +49,8 @@ class KeptRiseSearch:
             if known_ns is None:
                 return
             begin = self._next - len(level)
-            rise = _check_rise(process, indices[begin:], held[begin:], len(level), known_ns)
+            since = int(process.steps["step"][indices[self._first]])
+            rise = _check_rise(process, indices[begin:], held[begin:], len(level), known_ns, since)
             if rise is None:
                 self._next += 1
             else:
@@ -68,26 +69,28 @@ def _find_known(process: Process, index: int) -> int | None:
     return max(int(ends_ns[index + _LASTING_STEPS]), int(samples.times[_LEAST_SAMPLES - 1]))
 
 
-def _check_rise(process: Process, indices: Ints, held: Ints, first: int, known_ns: int) -> KeptRise | None:
+def _check_rise(process: Process, indices: Ints, held: Ints, first: int, known_ns: int, since: int) -> KeptRise | None:
+    """Return the rise at reading ``first`` of these; None if it is none. ``since``: the first step of the level before."""
     steps, ends_ns = process.steps, process.steps["end_unix_ns"]
     count = int(np.searchsorted(ends_ns[indices], known_ns, "right"))
     peaks, low, high = steps["allocated_peak_bytes"][indices[:count]], held[:first], held[first:count]
-    risen = int(np.median(high) - low.max())
-    spreads = [int(np.ptp(values)) for values in (low, high, peaks[first:])]
-    is_even = len(low) >= SETTLED_STEPS and max(spreads) <= _UNEVENNESS * risen
-    if not is_even or risen < JUMP_BYTES or peaks.min() <= 0 or peaks[first:].min() < peaks[:first].max() + JUMP_BYTES:
+    risen, peak_risen = (int(np.median(values[first:]) - values[:first].max()) for values in (held[:count], peaks))
+    if peaks.min() <= 0 or peaks[first:].min() < peaks[:first].max() + JUMP_BYTES or len(low) < SETTLED_STEPS:
+        return None
+    spreads = np.ptp(low) / max(1, risen), np.ptp(high) / max(1, risen), np.ptp(peaks[first:]) / peak_risen
+    if risen < JUMP_BYTES or max(spreads) > _UNEVENNESS:
         return None
     allocated = process.records("allocator").read_window(int(ends_ns[indices[first]]), known_ns).rows["allocated_bytes"]
     lowest, later = int(allocated.min()), int(allocated[len(allocated) // 2 :].min())
     if lowest < high.min() - _UNEVENNESS * risen or later > high.max() + _UNEVENNESS * risen:
         return None
     phased = process.phased_steps_until(known_ns)
-    begin, split = np.searchsorted(phased["step"], steps["step"][indices[[0, first]]]).tolist()
+    begin, split = np.searchsorted(phased["step"], (since, int(steps["step"][indices[first]]))).tolist()
     if not begin < split < len(phased):
         return None
     levels = int(np.median(low)), int(np.median(high))
     between = _find_steps(process, int(indices[first - 1]), int(indices[first]), int(peaks[:first].max()))
-    return KeptRise(phased[begin:split], phased[split:], between, levels, known_ns)
+    return KeptRise(phased[max(begin, split - LEVEL_STEPS) : split], phased[split:], between, levels, known_ns)
 
 
 def _find_steps(process: Process, last: int, first: int, highest: int) -> tuple[int, int]:
