@@ -241,6 +241,25 @@ def test_the_variable_that_holds_what_a_step_began_to_keep(unclaimed: float, is_
     assert ("train.py:97 adds to it" in step.details) is is_told
 
 
+@pytest.mark.parametrize(
+    ("early", "late", "is_told"), [(False, True, True), (True, True, False), (False, False, False), (None, True, False)]
+)
+def test_the_variable_that_keeps_its_graph_since_a_rise(
+    early: bool | None, late: bool, is_told: bool, tmp_path: Path
+) -> None:
+    """``early``, ``late``: whether it keeps a graph before the rise (None: it is not found then), and after it."""
+    logits = NO_LINE | {"name": "logits", "kind": "Tensor", "count": 1, "keeps_graph": late, "bytes": gib_to_bytes(4.5)}
+    record_leak(tmp_path, held=logits, sizes=[4] * 20 + [9] * 20, count=(21, 5.0))
+    before = logits | {"keeps_graph": early, "bytes": gib_to_bytes(0.2)}
+    held = [before] if early is not None else [before | {"name": "other", "keeps_graph": False}]
+    recording = PlantedRecording(tmp_path)
+    recording.write_inventory(13.95, "again", {"parameters": 4}, unclaimed=0.5, step=3, held=held)
+    found = detect_findings(recording.open_recording(), BEGIN_NS + 60 * S)
+    (step,) = [one for one in found if one.name == "memory_step"]
+    assert ("logits in main() (train.py) kept the graph that computed it, 4.50 GiB in all" in step.details) is is_told
+    assert (step.fix == "del logits") is is_told
+
+
 @pytest.mark.parametrize(("stream", "is_told"), [(7, True), (0, False)])
 def test_a_rise_that_stays_in_memory_of_another_stream(stream: int, is_told: bool, tmp_path: Path) -> None:
     record_leak(tmp_path, held=None, sizes=[4] * 20 + [9] * 20, count=(2, 0.5))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Process, SearchWindow, in_each_rank
 from zerotop.analysis.findings.support.steps.runs import find_first_run
-from zerotop.analysis.findings.support.thresholds import PLATEAU_STEPS
+from zerotop.analysis.findings.support.thresholds import FRAGMENTED_SHARE, PLATEAU_STEPS
 from zerotop.recording.samples import Rows
 
 _KIND = FindingKind(
@@ -27,8 +27,7 @@ _EXPANDABLE = _KIND.with_changes(
     advice="Pad batches to one sequence length, so that freed blocks fit again.",
     fix='tokenizer(..., padding="max_length", truncation=True, max_length=512)',
 )
-# Worth a finding: this unallocated share of the reserved memory at the peak, and this reserved share of the device.
-FRAGMENTED_SHARE = 0.25
+# Worth a finding: this reserved share of the device.
 NEARLY_FULL_SHARE = 0.80
 
 

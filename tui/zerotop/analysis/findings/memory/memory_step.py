@@ -13,13 +13,13 @@ from zerotop.analysis.findings.support.links import Kinds, grew_with_leak, took_
 from zerotop.analysis.findings.support.memory import peak_rises
 from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look, find_growth, find_scale, read_looks
 from zerotop.analysis.findings.support.memory.peak_rises import PeakRise, SharedRise
-from zerotop.analysis.formatting import Text, format_count
+from zerotop.analysis.formatting import Text, format_bytes, format_count
 from zerotop.analysis.memory import leak_holders
 from zerotop.analysis.memory.block_lines import Look
-from zerotop.analysis.memory.tensor_inventory import HeldTensors, read_pools
+from zerotop.analysis.memory.tensor_inventory import AFTER_UPDATE, HeldTensors, read_held, read_pools
 from zerotop.analysis.steps.training_changes import describe_changes
 from zerotop.recording.samples import Rows
-from zerotop_probe.recording.event_values import PEAK
+from zerotop_probe.recording.event_values import AGAIN, PEAK
 from zerotop_probe.recording.events import Tensors, TrainingChanged
 
 _KIND = FindingKind(
@@ -29,7 +29,8 @@ _KIND = FindingKind(
     gpu_bytes="after_bytes - before_bytes",
     headline="Steps allocate up to {after_bytes:bytes} instead of {before_bytes:bytes} {since}",
     details=(
-        "{cause}[; it began after step {earlier}][; {others}][; {lines}]"
+        "{cause}[; it began after step {earlier}][; {kept_bytes:bytes} instead of {kept_before:bytes} stay allocated after"
+        " each step][; {others}][; {lines}]"
         "[; {side_bytes:bytes} are reserved for another stream than the training's][; {left:bytes} of the device are left]."
     ),
     advice="See what stays allocated: trace a step with the microscope (x on the Memory screen).",
@@ -45,6 +46,7 @@ _LARGER = _KIND.with_changes(
 )
 _TRAINING = _KIND.with_changes(confidence=0.9, advice="", fix="")
 _HELD = _KIND.with_changes(confidence=0.8, advice="{letting_go}", fix="{clearing}")
+_GRAPH = _HELD.with_changes(confidence=0.85)
 _AFTER_PAUSE = _KIND.with_changes(confidence=0.5)
 _OF_SOME = "Steps on {concerned:ranks} peak at {after_bytes:bytes} instead of {before_bytes:bytes} {since}"
 _STEADY = "the peak of the other ranks is that of before"
@@ -52,6 +54,8 @@ _EVEN_OUT = "Give all ranks batches of the same size: in each step, the others w
 _UNKNOWN = "No other change was recorded"
 # Blocks become so many times as large if elements are of 4 bytes instead of 2, but for this share.
 _WIDER_TYPE, _TYPE_SHARE = 2.0, 0.1
+# Counts of tensors after a step: of its graph, nothing is left then.
+_AFTER_STEPS = (AFTER_UPDATE, AGAIN)
 # By how many steps a change may be off.
 _STEPS_OFF = 2
 
@@ -108,7 +112,7 @@ def _find_scale(process: Process, begin_ns: int, look: Look | None) -> float | N
 
 def _build_finding(group: Group, change: SharedRise, found: FoundLook) -> Finding:
     step = change.rise
-    process, before, after = step
+    process, before, after = step.process, step.before, step.after
     medians = {
         column: (float(np.median(before[column])), float(np.median(after[column])))
         for column in ("allocated_peak_bytes", "rows", "tokens")
@@ -130,26 +134,21 @@ def _build_finding(group: Group, change: SharedRise, found: FoundLook) -> Findin
         is_type = abs(scale - _WIDER_TYPE) < _WIDER_TYPE * _TYPE_SHARE
         kind, reason = (kind, "inputs are larger, or of a wider type") if is_type else (_LARGER, "inputs are larger")
         cause = f"The same lines allocate as many blocks, each {scale:.1f} times as large: {reason}"
-    holder = _find_holder(step, found.known_ns) if kind is _KIND and cause == _UNKNOWN else None
     advice = leak_holders.LeakAdvice("", "")
-    if holder is not None:
-        kind, cause = _HELD, leak_holders.describe_holder(holder).removesuffix(".")
-        advice = leak_holders.advise_on_holder(holder)
+    if kind is _KIND and cause == _UNKNOWN:
+        kind, cause, advice = _explain_kept(step, found.known_ns)
     evidence = {"before_bytes": before_bytes, "after_bytes": after_bytes}
     for name in ("rows", "tokens"):
         if min(medians[name]) > 0:
             evidence |= {f"{name}_before": medians[name][0], f"{name}_after": medians[name][1]}
-    if kind in (_ROWS, _LENGTH) and change.others_steady and not group.has_stages:
-        kind = kind.with_changes(advice=_EVEN_OUT, fix="")
-    else:
-        kind = group.keep_saving_advice(kind, int(after["end_unix_ns"][-1]))
+    kind = _choose_advice(kind, group, change)
     if not change.of_all:
         kind = kind.with_changes(headline=_OF_SOME)
     device, micro_batch = process.device_bytes, group.engine.micro_batch
     taken_bytes = max(after_bytes, float(after["reserved_peak_bytes"].max()))
     left = device - taken_bytes if device else None
     lines = _name_line(process, begin_ns, found.look)
-    earlier, first = int(before["step"][-1]), int(after["step"][0])
+    earlier, first = step.between
     is_exact = first - earlier <= 1
     since = f"from step {first} on" if is_exact else f"by step {first}"
     values: dict[str, Any] = {"left": left, "cause": cause, "lines": lines, "micro_batch": micro_batch or ""}
@@ -157,8 +156,32 @@ def _build_finding(group: Group, change: SharedRise, found: FoundLook) -> Findin
     values |= {"others": _STEADY if change.others_steady else None, "concerned": change.ranks}
     values |= {"side_bytes": _measure_side_stream(step, found.known_ns)}
     values |= {"letting_go": advice.text, "clearing": advice.fix}
+    kept_before, kept_bytes = step.held_bytes
+    values |= {"kept_before": kept_before, "kept_bytes": kept_bytes}
     ranks = None if change.of_all else change.ranks
-    return kind.at_steps(group, after, evidence, known_ns=found.known_ns, ranks=ranks, **values)
+    return kind.at_steps(group, _select_after(step), evidence, known_ns=found.known_ns, ranks=ranks, **values)
+
+
+def _choose_advice(kind: FindingKind, group: Group, change: SharedRise) -> FindingKind:
+    """Return the kind with the advice that applies: memory is saved where it is short, and a graph always let go."""
+    if kind in (_ROWS, _LENGTH) and change.others_steady and not group.has_stages:
+        return kind.with_changes(advice=_EVEN_OUT, fix="")
+    return kind if kind is _GRAPH else group.keep_saving_advice(kind, int(change.rise.after["end_unix_ns"][-1]))
+
+
+def _explain_kept(step: PeakRise, known_ns: int) -> tuple[FindingKind, str, leak_holders.LeakAdvice]:
+    """Return the kind of finding, the cause and the advice for the variable that holds most of the rise, if it is known."""
+    if (holder := _find_holder(step, known_ns)) is not None:
+        return _HELD, leak_holders.describe_holder(holder).removesuffix("."), leak_holders.advise_on_holder(holder)
+    if (graph := _find_graph(step, known_ns)) is None:
+        return _KIND, _UNKNOWN, leak_holders.LeakAdvice("", "")
+    kept = f"kept the graph that computed it, {format_bytes(graph.bytes)} in all, after step {graph.step}"
+    cause = f"{graph.text[:1].upper()}{graph.text[1:]} {kept}"
+    letting_go = (
+        f"Call backward() without retain_graph=True; or delete {graph.name} at the end of each step, as the graph stays"
+        " until the next forward has replaced it."
+    )
+    return _GRAPH, cause, leak_holders.LeakAdvice(letting_go, f"del {graph.name}")
 
 
 def _list_counts(step: PeakRise, known_ns: int) -> list[Tensors]:
@@ -191,6 +214,33 @@ def _find_holder(step: PeakRise, known_ns: int) -> HeldTensors | None:
     rise, unclaimed = int(step.grown_bytes), earlier.unclaimed_bytes or 0
     holder = leak_holders.choose_holder(later, rise + unclaimed)
     return holder if holder is not None and 2 * (holder.bytes - unclaimed) >= rise else None
+
+
+def _find_graph(step: PeakRise, known_ns: int) -> HeldTensors | None:
+    """Return the local variable that has kept the graph of its tensor since the rise, most of it; None without one."""
+    begin_ns = int(step.before["end_unix_ns"][-1])
+    counts = [event for event in _list_counts(step, known_ns) if event.held and event.when in _AFTER_STEPS]
+    earlier = next((event for event in reversed(counts) if event.unix_ns <= begin_ns), None)
+    later = next((event for event in counts if event.unix_ns > begin_ns), None)
+    if earlier is None or later is None:
+        return None
+    before = {one.text: one for one in read_held(earlier) if not one.keeps_graph}
+    kept = [
+        one
+        for one in read_held(later)
+        if one.keeps_graph and one.text in before and one.name.isidentifier() and one.count == before[one.text].count
+    ]
+    largest = max(kept, key=lambda one: one.bytes, default=None)
+    return largest if largest is not None and 2 * (largest.bytes - before[largest.text].bytes) >= step.grown_bytes else None
+
+
+def _select_after(step: PeakRise) -> Rows:
+    """Return the steps from the first one after the rise on."""
+    if step.kept is None:
+        return step.after
+    steps = step.process.steps
+    rows: Rows = steps[slice(*np.searchsorted(steps["step"], (step.between[1], int(step.after["step"][-1]) + 1)))]
+    return rows
 
 
 def _describe_training(step: PeakRise, known_ns: int) -> str:

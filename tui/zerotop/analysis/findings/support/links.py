@@ -317,7 +317,7 @@ def took_more_for_growth(effect: Finding, cause: Finding) -> bool:
 
 
 def flushed_for_growth(effect: Finding, cause: Finding) -> bool:
-    """Whether the allocator flushed its cache while batches grew, whose blocks did not fit into those before."""
+    """Whether the allocator flushed its cache, or reserved more, while batches grew: blocks did not fit into old ones."""
     if effect.step is None or cause.step is None or "allocs_per_step" not in cause.evidence:
         return False
     return cause.step <= effect.step <= cause.evidence["grown_step"]
@@ -371,17 +371,19 @@ def is_lost_there(effect: Finding, cause: Finding) -> bool:
 
 
 def grew_with_leak(effect: Finding, cause: Finding) -> bool:
-    """Whether the peak of steps grew by the memory that a leak had kept since it began."""
-    if effect.step is None or cause.step is None or effect.step < cause.step:
+    """Whether the peak of steps grew by the memory that a leak had kept since it began, or since just before."""
+    if effect.step is None or cause.step is None or effect.step < cause.step - _SAME_CHANGE_STEPS:
         return False
-    grown, told, steps = (
-        effect.evidence["after_bytes"] - effect.evidence["before_bytes"],
-        cause.evidence,
-        effect.step - cause.step,
-    )
+    grown, told = effect.evidence["after_bytes"] - effect.evidence["before_bytes"], cause.evidence
+    steps = max(0, effect.step - cause.step)
     if "bytes_per_pause" in told:
         return told["bytes_per_pause"] * (steps // told["steps_per_pause"] + 1) >= grown / 2
     return told.get("bytes_per_step", 0.0) * (steps + 1) >= grown / 2
+
+
+def grew_beside(effect: Finding, cause: Finding) -> bool:
+    """Whether a finding about a leak tells of the unused reserve that grows with it, too."""
+    return "unused_bytes" in cause.evidence
 
 
 def freed_by_collector(effect: Finding, cause: Finding) -> bool:

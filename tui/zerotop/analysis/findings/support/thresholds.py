@@ -48,6 +48,8 @@ JUMP_BYTES = 256 * MIB
 PLATEAU_STEPS = 3
 # Total growth larger than buffers that are allocated once.
 CREEP_BYTES = 64 * MIB
+# Worth a finding: this unallocated share of the reserved memory, at the peak.
+FRAGMENTED_SHARE = 0.25
 # Another process's memory on a GPU of the job: more than the context of an idle process (0.5 GiB).
 OTHERS_BYTES = 1 * GIB
 # Another process computes on a GPU if it uses this share of its time (percent): an idle one is measured as 0 or 1.

@@ -250,6 +250,11 @@ class MemoryReadings:
         return readings
 
     @property
+    def indices(self) -> Ints:
+        """The indices of the steps of all readings."""
+        return self._indices.rows
+
+    @property
     def held(self) -> Ints:
         """The bytes of all readings."""
         return self._held.rows

@@ -10,6 +10,7 @@ import numpy as np
 
 from zerotop.analysis.findings.support.evidence import Group, Process, Rows
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
+from zerotop.analysis.findings.support.memory.kept_rises import KeptRise, KeptRiseSearch
 from zerotop.analysis.findings.support.thresholds import JUMP_BYTES
 from zerotop.analysis.findings.support.window import SearchWindow
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, ShiftFinder
@@ -26,11 +27,17 @@ class PeakRise(NamedTuple):
     process: Process
     before: Rows
     after: Rows
+    kept: KeptRise | None = None  # that of which it is known
 
     @property
     def between(self) -> tuple[int, int]:
         """The last step before the rise, and the first one after it."""
-        return int(self.before["step"][-1]), int(self.after["step"][0])
+        return self.kept.between if self.kept is not None else (int(self.before["step"][-1]), int(self.after["step"][0]))
+
+    @property
+    def held_bytes(self) -> tuple[int | None, int | None]:
+        """What stays allocated after steps before the rise, and after it; None where that is not known."""
+        return self.kept.held_bytes if self.kept is not None else (None, None)
 
     @property
     def grown_bytes(self) -> float:
@@ -44,7 +51,7 @@ class PeakRise(NamedTuple):
 
     @property
     def known_ns(self) -> int:
-        return int(self.after["end_unix_ns"][-1])
+        return self.kept.known_ns if self.kept is not None else int(self.after["end_unix_ns"][-1])
 
 
 class SharedRise(NamedTuple):
@@ -62,6 +69,11 @@ def find_shared(window: SearchWindow[Group]) -> Iterator[SharedRise]:
     processes = window.subject.processes
     finders = [(process, window.keep(ShiftFinder, process.rank)) for process in processes]  # each reads a step once
     rises = [rise for process, finder in finders for rise in _find_rises(process, finder)]
+    for process in processes:
+        kept = window.keep(KeptRiseSearch, process.rank).find_rises(process)
+        rises += [
+            PeakRise(process, one.before, one.after, one) for one in kept if not _grows_on(process, one.before, one.after)
+        ]
     rises.sort(key=lambda rise: (rise.known_ns, rise.process.rank))
     known: list[tuple[int, int]] = window.keep(list, PeakRise)
     for _, shared in window.await_each(_drop_known(rises, known), partial(_find_ranks, processes), PeakRise):
