@@ -22,7 +22,7 @@ _LASTING = FindingKind(
     headline="The learning rate has been 0 since step {step}: nothing is learned",
     details=(
         "All groups of parameters had a learning rate of exactly 0 at each of {readings:count reading} up to step"
-        " {last_step:.0f}."
+        " {last_step}."
     ),
     advice=(
         "Look at the rate that the optimizer is given, and at its scheduler: an integer division of steps by those of the"
@@ -31,7 +31,7 @@ _LASTING = FindingKind(
     fix="print(scheduler.get_last_lr())",
 )
 _OVER = _LASTING.with_changes(
-    headline="The learning rate was 0 in steps {step} to {last_step:.0f}: nothing was learned in them",
+    headline="The learning rate was 0 in steps {step} to {last_step}: nothing was learned in them",
     details="All groups of parameters had a learning rate of exactly 0 at each of {readings:count reading}.",
 )
 # Steps with a rate of 0, or half of a short training: a warm-up begins with one, and rises from then on.
@@ -86,5 +86,5 @@ class _RateSearch:
         return min(_STEPS, max(_LEAST_STEPS, _SHARE * planned[-1])) if planned else _STEPS
 
     def _build(self, kind: FindingKind, begin_ns: int, step: int | None, known_ns: int) -> Finding:
-        evidence = {"readings": len(self._times), "last_step": int(self._read_steps()["step"][-1])}
-        return kind.at(self._group, begin_ns, known_ns, evidence, step=step)
+        last_step = int(self._read_steps()["step"][-1])
+        return kind.at(self._group, begin_ns, known_ns, {"readings": len(self._times)}, step=step, last_step=last_step)
