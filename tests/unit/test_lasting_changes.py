@@ -22,6 +22,7 @@ from zerotop.analysis.findings.pace import (
     iteration_shift,
     long_pause,
     steps_in_turn,
+    time_in_line,
 )
 from zerotop.analysis.findings.support import detection
 from zerotop.analysis.findings.support.links import drop_superseded
@@ -480,6 +481,26 @@ def test_iterations_that_take_turns_name_the_line_of_the_long_ones(tmp_path: Pat
     (turns,) = find(tmp_path, steps_in_turn.detect)
     assert turns.headline.endswith("of 5 iterations takes 46 ms longer: train.py:82")
     assert "train.py:82" in turns.details
+
+
+def test_time_in_a_line_is_told_of_the_steps_before_a_change(tmp_path: Path) -> None:
+    """The samples that show the line are written after the pace has changed, before the change is known."""
+    random = np.random.default_rng(5)
+    between = np.where(np.arange(200) < 100, 0.009, 0.025) * random.uniform(0.97, 1.03, 200)
+    ends = write_parts(tmp_path, [[0.01, 0.01, 0.003, one] for one in between])
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    frames = [{"file": "train.py", "line": 38, "function": "main", "own": True}]
+    stacks = [{"count": 20, "seconds": 0.4, "call": "time.sleep", "frames": [0]}]
+    facts = {"frames": frames, "where": "between phases", "why": "share", "stacks": stacks, "samples": 20}
+    times = {"begin_ns": int(ends[12] * S), "end_ns": int(ends[104] * S), "step": 12, "last_step": 104}
+    writer.write(int(ends[104] * S), events.Stacks, **facts, **times)
+    writer.close()
+    found = find(tmp_path, iteration_shift.detect, time_in_line.detect)
+    (shift,), (always,) = ([one for one in found if one.name == name] for name in ("iteration_shift", "time_between_phases"))
+    assert shift.step == 100
+    assert always.headline == "28 % of each 32 ms iteration is spent between the phases: train.py:38"
+    assert "In steps 1 to 99, 9.0 ms of it" in always.details
+    assert "Some of the samples are of later steps, up to 104." in always.details
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.6, 2.0])

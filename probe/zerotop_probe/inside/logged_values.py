@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from zerotop_probe.inside.guard import CostMeter, Guard
 from zerotop_probe.recording.logged_names import find_column
 from zerotop_probe.recording.rings.ring_files import RankFiles, TableWriter
-from zerotop_probe.recording.tables import LOGGED, LOGGED_BITS, OPTIMIZER_RATE
+from zerotop_probe.recording.tables import LOGGED, LOGGED_BITS, OPTIMIZER_RATE, RATES_ARE_0
 
+# Rates that stay 0 are recorded again after this part more of the steps.
+_MORE = 16
 _MODE_COUNTS = ("_len_torch_dispatch_stack", "_len_torch_function_stack")
 
 
@@ -43,6 +45,20 @@ class LoggedValues:
             self._writer.write(time_ns, *(values.get(column, float("nan")) for column in LOGGED_BITS), known | marks, 0)
 
 
+class _RateMark:
+    """Marks readings at which no group of parameters has a learning rate: these are recorded again as steps go on."""
+
+    def __init__(self) -> None:
+        self._next_step = 0
+
+    def find(self, rate: float | None, groups: Iterable[Mapping[str, Any]], step: int) -> int:
+        """Return RATES_ARE_0 if ``rate`` and those of all groups are exactly 0 and that is to be recorded, else 0."""
+        if rate != 0 or step < self._next_step or not all(_has_no_rate(group) for group in groups):
+            return 0
+        self._next_step = step + 1 + step // _MORE
+        return RATES_ARE_0
+
+
 class EngineValues:
     """Records what a DeepSpeed engine has on the host, at some steps: a :class:`.recorder.StepFollower`."""
 
@@ -51,6 +67,7 @@ class EngineValues:
         self._logged = logged
         self._guard = Guard("values of the engine", meter)
         self._last: dict[str, float] = {}
+        self._mark = _RateMark()
 
     def is_due(self, time_ns: int) -> bool:
         """Whether the engine still exists."""
@@ -58,9 +75,9 @@ class EngineValues:
 
     def end_step(self, time_ns: int, step: int) -> None:
         """Record the values if they have changed."""
-        self._guard.run(self._record_changes, time_ns)
+        self._guard.run(self._record_changes, time_ns, step)
 
-    def _record_changes(self, time_ns: int) -> None:
+    def _record_changes(self, time_ns: int, step: int) -> None:
         engine = self._engine()
         groups = getattr(getattr(engine, "optimizer", None), "param_groups", None)
         values = {
@@ -69,9 +86,12 @@ class EngineValues:
         }
         # Some versions have -1 for a norm that is infinite or NaN.
         known = {name: value for name, value in values.items() if value is not None and not value < 0}
+        mark = self._mark.find(known.get("learning_rate"), groups or (), step)
         if known != self._last:
             self._last = known
-            self._logged.write(time_ns, known)
+            self._logged.write(time_ns, known, mark)
+        elif mark:
+            self._logged.write(time_ns, {"learning_rate": 0.0}, mark)
 
 
 class OptimizerRate:
@@ -83,6 +103,7 @@ class OptimizerRate:
         self._logged = logged
         self._guard = Guard("learning rate", meter)
         self._last: float | None = None
+        self._mark = _RateMark()
 
     def is_due(self, time_ns: int) -> bool:
         """Whether it is on."""
@@ -90,14 +111,21 @@ class OptimizerRate:
 
     def end_step(self, time_ns: int, step: int) -> None:
         """Record the rate if it has changed."""
-        self._guard.run(self._record_change, time_ns)
+        self._guard.run(self._record_change, time_ns, step)
 
-    def _record_change(self, time_ns: int) -> None:
-        optimizer = next(iter(self._list_optimizers().values()), None)
-        rate = read_number(optimizer.param_groups[0].get("lr")) if optimizer is not None else None
-        if rate is not None and rate != self._last:
+    def _record_change(self, time_ns: int, step: int) -> None:
+        optimizers = list(self._list_optimizers().values())
+        rate = read_number(optimizers[0].param_groups[0].get("lr")) if optimizers else None
+        mark = self._mark.find(rate, (group for one in optimizers for group in one.param_groups), step)
+        if rate is not None and (rate != self._last or mark):
             self._last = rate
-            self._logged.write(time_ns, {"learning_rate": rate}, OPTIMIZER_RATE)
+            self._logged.write(time_ns, {"learning_rate": rate}, OPTIMIZER_RATE | mark)
+
+
+def _has_no_rate(group: Mapping[str, Any]) -> bool:
+    """Whether the learning rate of a group of parameters is the number 0, and the optimizer does not make its own."""
+    rate = group.get("lr")
+    return isinstance(rate, (float, int)) and rate == 0 and not group.get("relative_step")
 
 
 def read_number(value: Any) -> float | None:

@@ -348,8 +348,8 @@ PROBE = Table(
 LOGGED_BITS = {"loss": 1, "grad_norm": 2, "learning_rate": 4}
 # Further bits of ``known``: the values are of the step that begins, not of the last one that had ended; the loss is what an
 # engine's ``backward`` was given, which a library may log, too, or the script print; the learning rate is that in a loop's
-# optimizer, which a library logs as its scheduler has it.
-OF_NEXT_STEP, ENGINE_LOSS, OPTIMIZER_RATE = 8, 16, 32
+# optimizer, which a library logs as its scheduler has it; the rates of all groups of parameters are exactly 0.
+OF_NEXT_STEP, ENGINE_LOSS, OPTIMIZER_RATE, RATES_ARE_0 = 8, 16, 32, 64
 
 # What the training's library logged as numbers of Python, and what an engine has on the host: nothing is read from a device.
 LOGGED = Table(
@@ -365,7 +365,7 @@ LOGGED = Table(
         Field("loss", "d", "loss of training, often a mean over the steps since it was logged before", since=7),
         Field("grad_norm", "d", "norm of all gradients before clipping", since=7),
         Field("learning_rate", "d", "learning rate of the optimizer's first group of parameters", since=7),
-        Field("known", "I", "LOGGED_BITS of the values that are known, OF_NEXT_STEP, ENGINE_LOSS, OPTIMIZER_RATE", since=7),
+        Field("known", "I", "LOGGED_BITS of the values that are known, and the bits OF_NEXT_STEP to RATES_ARE_0", since=7),
         Field("pad", "I", "0", since=7),
     ),
     (

@@ -35,6 +35,7 @@ from zerotop.analysis.findings.support.lines.stack_lines import (
 from zerotop.analysis.findings.support.links import TO_DEAD_THREADS, Kinds, is_in_change
 from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.analysis.formatting import Text
 from zerotop_probe.recording.events import Stacks
 
 _ALWAYS = FindingKind(
@@ -67,6 +68,7 @@ _LATER = FindingKind(
     explained_by=TO_DEAD_THREADS,
     superseded_by=(Kinds(is_in_change, "iteration_shift"),),
 )
+_SAMPLED = " Some of the samples are of later steps, up to {sampled_step}."
 # Findings after which steps before and after are not told together.
 _CHANGES = ("iteration_shift", "iteration_drift", "time_lost_in_line", "data_stall")
 # From the first steps on: the share of each iteration that is worth a finding.
@@ -123,14 +125,16 @@ _USUALLY = _Thresholds(np.median, _USUAL_LEAST_S, _USUAL_LOST_S, _USUAL_LOST_SHA
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report for each attempt if all ranks spend time there, and once each line that takes more time from a step on.
 
-    The former is told again with more steps, as samples come, up to a change of pace. If only one rank spends time there
-    from the first steps on, it is a straggler.
+    The former is told again with more steps, as samples come, up to a change of pace; and with the figures of the steps
+    before a change that is known later. If only one rank spends time there from the first steps on, it is a straggler.
     """
     group = window.subject
     for event in _read_new(window, group.lead, SHARE, of=_ALWAYS):
         samples = window.total(_count_samples(event), _ALWAYS)
         if not group.has_stages and window.has_grown(samples, _FEWEST_SAMPLES, _MORE_SAMPLES, _ALWAYS):
             yield from _check_whole_training(group, event)
+    for change in window.items([one for one in group.findings if one.name in _CHANGES], _CHANGES):
+        yield from _end_before(group, change)
     reasons = [(process, why) for process in group.processes for why in (SLOW, SHARE)]
     new = [(process, event) for process, why in reasons for event in _read_new(window, process, why, of=_LATER)]
     for process, event in sorted(new, key=lambda one: one[1].unix_ns):  # the first rank that shows a line names it
@@ -158,11 +162,10 @@ def _check_whole_training(group: Group, event: Stacks) -> Iterator[Finding]:
     line = find_line(delay, why=SHARE)
     if line is None or is_training(line.callees):
         return
-    between, iteration = float(np.median(measure_between(rows[1:]))), float(np.median(rows["iteration_s"][1:]))
     use = measure_gpu_use(lead, int(rows["begin_unix_ns"][1]), known_ns)
     kind = _OWN if line.known_call is None else _ALWAYS
-    evidence = {"between_s": between, "iteration_s": iteration, "share": between / iteration}
-    cost = between / iteration
+    evidence = _measure_whole(rows[1:])
+    cost = evidence["share"]
     if not is_cause(line, delay):
         repeated = find_repeated_waits(delay, why=SHARE)
         if repeated is None or not min(1 - use, repeated.share * cost) >= _REPEATED_SHARE:
@@ -173,6 +176,26 @@ def _check_whole_training(group: Group, event: Stacks) -> Iterator[Finding]:
         return
     values = {"cost": cost, "last_step": int(rows["step"][-1]), **line_values(line)}
     yield name_line(kind, line).at_steps(group, rows[1:], evidence, known_ns=known_ns, **values)
+
+
+def _end_before(group: Group, change: Finding) -> Iterator[Finding]:
+    """Yield the finding about the whole training with other figures if a change of pace is within the steps of its own."""
+    told = next((one for one in reversed(group.findings) if one.name == _ALWAYS.name), None)
+    if told is None or told.kind is None or not isinstance(told.details, Text):
+        return
+    step, last_step, change_step = told.step or 0, told.details.values["last_step"], change.step or 0
+    rows = group.lead.phased_steps_until(change.known_ns)
+    rows = rows[(rows["step"] >= step) & (rows["step"] < change_step)]
+    if change_step <= last_step and len(rows) >= _FEWEST_STEPS:
+        evidence = _measure_whole(rows)
+        values = {**told.details.values, **evidence, "last_step": int(rows["step"][-1]), "sampled_step": last_step}
+        kind, cost = told.kind.with_changes(details=told.kind.details + _SAMPLED), min(told.cost, evidence["share"])
+        yield kind.at(group, told.begin_ns, change.known_ns, told.evidence | evidence, cost=cost, **values)
+
+
+def _measure_whole(rows: Rows) -> dict[str, float]:
+    between, iteration = float(np.median(measure_between(rows))), float(np.median(rows["iteration_s"]))
+    return {"between_s": between, "iteration_s": iteration, "share": between / iteration}
 
 
 def _is_news(group: Group, line: StackLine, known_ns: int) -> bool:

@@ -1,0 +1,90 @@
+"""The learning rates of all groups of parameters stay 0, so that no step changes a parameter.
+
+The probe reads them now and then. A logged rate does not count: it is that of the first group, which may be frozen, and what
+a job prints may be rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_attempt
+from zerotop.recording.samples import Rows
+from zerotop.recording.table_files import Source
+from zerotop_probe.recording.events import Engine, TotalSteps
+from zerotop_probe.recording.tables import LOGGED_BITS, RATES_ARE_0
+
+_LASTING = FindingKind(
+    name="learning_rate_0",
+    confidence=0.97,
+    headline="The learning rate has been 0 since step {step}: nothing is learned",
+    details=(
+        "All groups of parameters had a learning rate of exactly 0 at each of {readings:count reading} up to step"
+        " {last_step}."
+    ),
+    advice=(
+        "Look at the rate that the optimizer is given, and at its scheduler: an integer division of steps by those of the"
+        " warm-up is 0 until the warm-up is over."
+    ),
+    fix="print(scheduler.get_last_lr())",
+)
+_OVER = _LASTING.with_changes(
+    headline="The learning rate was 0 in steps {step} to {last_step}: nothing was learned in them",
+    details="All groups of parameters had a learning rate of exactly 0 at each of {readings:count reading}.",
+)
+# Steps with a rate of 0, or half of a short training: a warm-up begins with one, and rises from then on.
+_STEPS, _SHARE, _LEAST_STEPS = 50, 0.5, 10
+
+
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
+    """Report rates that stay 0, and again when they have risen."""
+    yield from window.keep(lambda: _RateSearch(window.subject)).find_new()
+
+
+class _RateSearch:
+    """The search in the readings of an attempt, each of which is read once."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._counts: dict[Source, int] = {}
+        self._has_risen = False
+        self._told: Finding | None = None
+        self._times: list[int] = []  # of the readings of 0 in a row
+
+    def find_new(self) -> Iterator[Finding]:
+        """Yield the findings since the last call."""
+        samples = self._group.lead.records("logged").read_new(self._counts)
+        # Each stage of a pipeline, and each engine, has its own groups of parameters.
+        if not len(samples) or self._group.has_stages or any(one.engine for one in self._group.lead.events_of(Engine)):
+            return
+        known, rates = samples.rows["known"], samples.rows["learning_rate"]
+        is_zero = (known & RATES_ARE_0) > 0
+        for place in np.flatnonzero(is_zero | (((known & LOGGED_BITS["learning_rate"]) > 0) & (rates != 0))).tolist():
+            time_ns = int(samples.times[place])
+            if is_zero[place]:
+                self._times.append(time_ns)
+                rows = self._read_steps()
+                if self._told is None and rows["steps"][~rows["skipped"]].sum() >= self._find_least(time_ns):
+                    self._told = self._build(_LASTING, int(rows["begin_unix_ns"][0]), int(rows["step"][0]), time_ns)
+                    yield self._told
+            else:
+                if self._told is not None:
+                    yield self._build(_OVER, self._told.begin_ns, self._told.step, time_ns)
+                self._times, self._has_risen, self._told = [], True, None
+
+    def _read_steps(self) -> Rows:
+        """Return the steps from that of the first reading to that of the last one."""
+        steps = self._group.lead.steps
+        first, last = steps["end_unix_ns"].searchsorted((self._times[0], self._times[-1]), "right").tolist()
+        return steps[max(0, first - (not self._has_risen)) : last]  # after a rise, a reading is of the next step
+
+    def _find_least(self, known_ns: int) -> float:
+        planned = [event.steps for event in self._group.lead.events_of(TotalSteps) if event.unix_ns <= known_ns]
+        return min(_STEPS, max(_LEAST_STEPS, _SHARE * planned[-1])) if planned else _STEPS
+
+    def _build(self, kind: FindingKind, begin_ns: int, step: int | None, known_ns: int) -> Finding:
+        last_step = int(self._read_steps()["step"][-1])
+        return kind.at(self._group, begin_ns, known_ns, {"readings": len(self._times)}, step=step, last_step=last_step)
