@@ -34,16 +34,18 @@ def find_all(
     device: str = "cuda:0",
     busy: float = 55.0,
     sampled: Sequence[tuple[int, list[PythonFrame]]] = (),
+    lengths: tuple[float, float] = (0.1, 0.1),
 ) -> tuple[Finding, ...]:
-    """Write 12 s of steps of 0.1 s, whose thread computes all the time; return what is found.
+    """Write 12 s of steps of 0.1 s, or of these lengths in turn, whose thread computes all the time; return what is found.
 
     ``sampled``: stacks of step 7, innermost frame first, and how often each was seen.
     """
     times = [int(tick * S / 10) for tick in range(120)]
     spans = [
-        make_span(step / 10 + begin, step / 10 + end, phase, step, BOUNDARY if phase == "step" else 0)
+        make_span(at + length * begin, at + length * end, phase, step, BOUNDARY if phase == "step" else 0)
         for step in range(120)
-        for phase, begin, end in (("forward", 0.0, 0.04), ("backward", 0.04, 0.09), ("step", 0.09, 0.0999))
+        for at, length in [(step // 2 / 5 + (step % 2) * lengths[0], lengths[step % 2])]
+        for phase, begin, end in (("forward", 0.0, 0.4), ("backward", 0.4, 0.9), ("step", 0.9, 0.999))
     ]
     write_table(folder, SPANS, make_identity(0), *spans).close()
     node = make_identity(-1)
@@ -80,6 +82,14 @@ def find_all(
 def test_a_costly_variable_is_reported(tmp_path: Path, environment: dict[str, str], told: dict[str, str]) -> None:
     """And is the reason why the GPU waits, in place of the time of a launch."""
     assert find(tmp_path, environment) == told
+
+
+@pytest.mark.parametrize(("lengths", "told"), [((0.08, 0.12), {"launch_bound": "info"}), ((0.04, 0.16), {})])
+def test_launches_do_not_explain_steps_that_differ(
+    tmp_path: Path, lengths: tuple[float, float], told: dict[str, str]
+) -> None:
+    """As those of a loop whose library plans anew for each new shape: the short ones launch as much."""
+    assert find(tmp_path, {}, lengths=lengths) == told
 
 
 LOOP = PythonFrame("train.py", 62, "main", own=True)

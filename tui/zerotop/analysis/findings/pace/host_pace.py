@@ -56,6 +56,8 @@ _WAIT_SHARE = 0.2
 _MOST_DATA, _MOST_BETWEEN, _LEAST_CORES = 0.1, 0.25, 0.6
 # If the mean is larger than the median by this factor, pauses leave the GPU idle, too.
 _PAUSING_TIMES = 1.2
+# Launches take about as long in each step: where quarters of the steps differ by this factor, something else takes the time.
+_DIFFERING_TIMES = 2.0
 # Levels that wander: their range, as a share of the median, and how often they cross it: a change that ends does so twice.
 _WANDER_SHARE, _CROSSINGS = 0.25, 3
 # Levels on each side of a change for good, and the share of their pairs that are in the same order.
@@ -178,7 +180,10 @@ def _is_launch_bound(group: Group, pace: _Pace) -> bool:
         return False
     seconds = pace.rows["iteration_s"]
     has_pauses = float(np.nanmean(seconds)) >= _PAUSING_TIMES * compute_known_median(seconds)
-    return not has_pauses and all(_is_launching(one, pace.rows) for one in group.processes)
+    quick, slow = np.nanpercentile(seconds, (25, 75))
+    return (
+        not has_pauses and slow <= _DIFFERING_TIMES * quick and all(_is_launching(one, pace.rows) for one in group.processes)
+    )
 
 
 def _is_launching(process: Process, steps: Rows) -> bool:
