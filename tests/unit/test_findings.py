@@ -273,7 +273,7 @@ def test_a_batch_that_only_one_rank_has_is_named(all_findings: Findings) -> None
     pause = find_one(all_findings["blind-late-batches"], "repeated_pause")
     assert pause.ranks == (1,)
     assert pause.evidence["period"] == 8
-    assert "on rank 1 take 28 % of the time from there on, most of it at x5_ddp_vit.py:9 in solarize" in pause.details
+    assert "on rank 1 take 28 % of their time, most of it at x5_ddp_vit.py:9 in solarize" in pause.details
     early = find_one(all_findings["blind-early-end"], "dead_rank")
     assert early.headline == "Rank 1 ended without an error after 71 steps: rank 0 lost it and failed"
     assert early.details == "Rank 0 ended with RuntimeError at f12_fsdp_earlystop.py:17."

@@ -503,6 +503,22 @@ def test_time_in_a_line_is_told_of_the_steps_before_a_change(tmp_path: Path) -> 
     assert "Some of the samples are of later steps, up to 104." in always.details
 
 
+def test_a_wait_for_data_is_measured_anew_at_another_pace(tmp_path: Path) -> None:
+    spans, at = [], 0.0
+    for step in range(120):
+        for phase, seconds in (("data", 0.03 if step < 60 else 0.06), ("forward", 0.02), ("backward", 0.02), ("step", 0.01)):
+            spans.append(make_span(at, at + seconds, phase, step, BOUNDARY if phase == "step" else 0))
+            at += seconds
+    write_table(tmp_path, SPANS, make_identity(0), *spans).close()
+    (found,) = find(tmp_path, data_stall.detect)
+    assert found.step == 0
+    assert found.headline == "55 % of each 110 ms iteration is spent waiting for data"
+    begin, _, end = found.details.partition("60 ms on rank 0 (steps ")
+    assert begin == "From step 0 on, "
+    first, last = map(int, end.removesuffix(").").split(" to "))
+    assert 60 <= first < last < 120
+
+
 @pytest.mark.parametrize("factor", [1.0, 1.6, 2.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_longer_batches_where_lengths_vary(tmp_path: Path, factor: float, seed: int) -> None:

@@ -25,7 +25,10 @@ KIND = FindingKind(
     name="data_stall",
     confidence=0.95,
     headline="{share:percent} of each {iteration_s:seconds} iteration is spent waiting for data",
-    details="{data_s:seconds} on {waiting:ranks}, from step {step} on[, {most} of it at {line}][; {workers}].",
+    details=(
+        "From step {step} on, {data_s:seconds} on {waiting:ranks} (steps {first_step} to {last_step})[, {most} of it at"
+        " {line}][; {workers}]."
+    ),
     advice="Raise {worker_count}, or tokenize before training with Dataset.map(...).",
     fix="{worker_setting}",
 )
@@ -36,6 +39,8 @@ _ONE_RANK_HEADLINE = "Rank {rank} waits for data for {share:percent} of each {it
 _SPARSE_STEPS = 3
 # The share of an iteration by which waiting must rise at once.
 _RISE_SHARE = 0.10
+# By this share of an iteration, later steps are of another pace, and are measured without those before.
+_OTHER_PACE = 0.2
 # How long a finding waits for its line (ns): on a slow machine samples are written late.
 _PATIENCE_NS = 30_000_000_000
 
@@ -67,6 +72,7 @@ class _Told(NamedTuple):
     first: Finding
     wait: _Wait
     line: StackLine | None
+    measured: int  # from which step on it was measured, as index
     iteration_s: float  # that was shown
     finding: Finding
     is_news: bool = True
@@ -89,8 +95,8 @@ def _find_first(window: SearchWindow[Group]) -> Iterator[_Told]:
     fresh = _find_waits(window) if not group.has_found(KIND) else []
     for wait, found in window.await_each(fresh, lambda wait: await_line(wait.find_delay())):
         if not group.has_found(KIND) and (found.line is not None or not wait.is_rise):
-            finding = _build_finding(group, wait, found, _find_waiting(group, wait))
-            yield _Told(wait, finding, wait, found.line, _measure(wait)[1], finding)
+            finding = _build_finding(group, wait, wait, found, _find_waiting(group, wait))
+            yield _Told(wait, finding, wait, found.line, wait.first, _measure(wait)[1], finding)
 
 
 def _follow(group: Group, last: _Told) -> _Told | None:
@@ -100,29 +106,31 @@ def _follow(group: Group, last: _Told) -> _Told | None:
     """
     first, process, told_ns = last.first, last.wait.process, last.first.known_ns
 
-    def tell_again(wait: _Wait, line: StackLine | None, known_ns: int) -> Finding:
-        finding = _build_finding(group, wait, FoundLine(line, known_ns), first.ranks)
+    def tell_again(wait: _Wait, measured: _Wait, line: StackLine | None, known_ns: int) -> Finding:
+        finding = _build_finding(group, wait, measured, FoundLine(line, known_ns), first.ranks)
         return replace(finding, begin_ns=first.begin_ns, step=first.step)
 
     begin_ns = int(last.begun.rows["begin_unix_ns"][0])
     late_ns = list_late_times(process, begin_ns, told_ns)[last.late_told :]
     if late_ns and late_ns[0] <= process.at.cursor_ns:
-        finding = tell_again(last.begun, last.line, late_ns[0])
+        finding = tell_again(last.begun, last.begun, last.line, late_ns[0])
         return last._replace(finding=finding, is_news=True, late_told=last.late_told + 1)
     count, steps, line = last.wait.last + 1 - last.wait.first, process.phased_steps, last.line
     wait = last.wait._replace(last=last.wait.last + max(SETTLED_STEPS, count // MORE_STEPS))
     if wait.last >= len(steps):
         return None
-    now = last._replace(wait=wait, is_news=False)
+    fresh, before = wait._replace(first=last.wait.last + 1), last.wait._replace(first=last.measured)
+    measured = wait._replace(first=last.measured if (other := _find_other_pace(before, fresh)) is None else other)
+    now = last._replace(wait=wait, measured=measured.first, is_news=False)
     if _measure_share(steps[wait.last + 1 - SETTLED_STEPS : wait.last + 1], in_turns=wait.in_turns) < STALL_SHARE:
         return now
-    known_ns, iteration_s = int(steps["end_unix_ns"][wait.last]), _measure(wait)[1]
+    known_ns, iteration_s = int(steps["end_unix_ns"][wait.last]), _measure(measured)[1]
     if line is None and known_ns > told_ns:  # there were few samples
         line = find_line(wait._replace(known_ns=known_ns).find_delay())
     is_new = abs(iteration_s / last.iteration_s - 1) > SHOWN_SHARE or line is not last.line
     if known_ns <= told_ns or not is_new:
         return now
-    finding = tell_again(wait, line, known_ns)
+    finding = tell_again(wait, measured, line, known_ns)
     return now._replace(line=line, iteration_s=iteration_s, finding=finding, is_news=True)
 
 
@@ -130,6 +138,15 @@ def _measure(wait: _Wait) -> tuple[float, float]:
     """Return the seconds of the wait, and of the whole iteration."""
     average = np.mean if wait.in_turns else np.median
     return float(average(wait.rows["data_s"])), float(average(wait.rows["iteration_s"]))
+
+
+def _find_other_pace(before: _Wait, after: _Wait) -> int | None:
+    """Return the first step after others, as index, if they take or wait for another time. Turns differ among themselves."""
+    times = _measure(before), _measure(after)
+    if before.in_turns or np.abs(np.subtract(*times)).max() <= _OTHER_PACE * times[0][1]:
+        return None
+    distances = [np.abs(after.rows["iteration_s"] - iteration_s) for _, iteration_s in times]
+    return after.first + int(np.argmax(distances[1] <= distances[0]))
 
 
 def _find_waits(window: SearchWindow[Group]) -> list[_Wait]:
@@ -186,23 +203,26 @@ def _find_rise(process: Process, finder: ShiftFinder) -> tuple[int, int] | None:
     return None
 
 
-def _build_finding(group: Group, wait: _Wait, found: FoundLine, ranks: tuple[int, ...]) -> Finding:
-    rows, (waited, duration) = wait.rows, _measure(wait)
+def _build_finding(group: Group, wait: _Wait, measured: _Wait, found: FoundLine, ranks: tuple[int, ...]) -> Finding:
+    """``measured``: the steps of the wait whose times are told. It costs what all its steps wait."""
+    rows, (waited, duration), (all_waited, whole) = measured.rows, _measure(measured), _measure(wait)
     evidence = {"data_s": waited, "iteration_s": duration, "share": waited / duration, "ranks": len(ranks)}
     evidence |= measure_distance(rows)
     is_one_of_several = len(ranks) == 1 < len(group.processes)
     headline = _ONE_RANK_HEADLINE if is_one_of_several else KIND.headline
     kind = KIND.with_changes(headline=headline if found.line is None else headline + ": {place}")
-    loader = find_loader_cause(wait.process, int(rows["begin_unix_ns"][0]), found.known_ns)
+    loader = find_loader_cause(wait.process, int(wait.rows["begin_unix_ns"][0]), found.known_ns)
     kind = kind if loader is None else loader.advise(kind)
     values = {
         "pid": wait.process.source.pid,
         "waiting": ranks,
+        "first_step": int(rows["step"][0]),
+        "last_step": int(rows["step"][-1]),
         "workers": loader.text if loader is not None else None,
         **line_values(found.line),
     }
     began = _find_begin(wait, found.known_ns)
-    return kind.at_steps(group, began, evidence, known_ns=found.known_ns, ranks=ranks, cost=waited / duration, **values)
+    return kind.at_steps(group, began, evidence, known_ns=found.known_ns, ranks=ranks, cost=all_waited / whole, **values)
 
 
 def _find_begin(wait: _Wait, known_ns: int) -> Rows:

@@ -36,7 +36,7 @@ _KIND = FindingKind(
     confidence=0.9,
     headline="A {pause_s:seconds} pause every {period:.0f} iterations",
     details=(
-        "{pauses:count pause} since step {step}[ on {concerned:ranks}] take {share:percent} of the time from there on,"
+        "{pauses:count pause} in steps {step} to {last_step}[ on {concerned:ranks}] take {share:percent} of their time,"
         " {most} of it at {line}; other iterations take {iteration_s:seconds}."
     ),
     explained_by=(
@@ -51,7 +51,7 @@ _LOADING = _KIND.with_changes(
     measured_cause="data_stall",
     headline="Every {period:.0f} iterations the wait for data takes {pause_s:seconds}",
     details=(
-        "{pauses:count pause} since step {step} take {share:percent} of the time from there on; other iterations take"
+        "{pauses:count pause} in steps {step} to {last_step} take {share:percent} of their time; other iterations take"
         " {iteration_s:seconds}."
     ),
     advice="See what those iterations read that the others do not. Workers that load ahead hide it.",
@@ -197,7 +197,8 @@ def _measure_pauses(
     kind = name_line(_KIND, line) if line is not None else _choose_loading(process, rows)
     if line is not None and line.known_call is None and _is_as_ever(process, rows, period, evidence["pause_s"]):
         kind = kind.with_changes(severity=Severity.INFO)
-    return kind.at_steps(process, rows, evidence, known_ns=known_ns, cost=share, concerned=concerned, **line_values(line))
+    values = {"last_step": int(rows["step"][-1]), **line_values(line)}
+    return kind.at_steps(process, rows, evidence, known_ns=known_ns, cost=share, concerned=concerned, **values)
 
 
 def _is_as_ever(process: Process, rows: Rows, period: float, pause_s: float) -> bool:
