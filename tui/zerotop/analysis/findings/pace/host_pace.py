@@ -43,7 +43,7 @@ _WANDERS = FindingKind(
     name="pace_wanders",
     severity=Severity.INFO,
     confidence=0.8,
-    headline="Iterations wander from {low_s:seconds} to {high_s:seconds} while nothing changes",
+    headline="Iterations wander from {low_s:seconds} to {high_s:seconds} while nothing recorded changes",
     details="The median of {steps:.0f} steps is {iteration_s:seconds}; changes of pace within this range are not told.",
 )
 # The first steps load and allocate, and are recorded in full.
