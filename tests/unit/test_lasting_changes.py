@@ -22,6 +22,7 @@ from zerotop.analysis.findings.pace import (
     iteration_shift,
     long_pause,
     steps_in_turn,
+    time_in_line,
 )
 from zerotop.analysis.findings.support import detection
 from zerotop.analysis.findings.support.links import drop_superseded
@@ -452,6 +453,13 @@ def test_a_slowdown_that_only_its_line_tells_from_noise(sort: int, told: bool, s
     found = [one for one in find(tmp_path, iteration_shift.detect) if one.severity is Severity.WARNING]
     assert [one.named_line for one in found][-1:] == ["train.py:63"] * told
     assert all(abs((one.step or 0) - 170) <= 6 for one in found)
+
+
+@pytest.mark.parametrize("early", [0, 20])
+def test_time_between_phases_is_not_told_of_all_steps_by_a_line_that_is_new(early: int, tmp_path: Path) -> None:
+    usual = {60: ("relu", 80 - early)} | ({63: ("json.dump", early)} if early else {})
+    write_sampled(tmp_path, np.full(400, 0.04), (11, 120, usual), (260, 390, {60: ("relu", 60), 63: ("json.dump", 20)}))
+    assert [one.named_line for one in find(tmp_path, time_in_line.detect)][-1:] == ["train.py:63"] * (early > 0)
 
 
 def write_sampled(
