@@ -442,6 +442,26 @@ def test_a_slowdown_within_what_the_run_wanders_is_told_with_a_line_that_is_new(
     assert [one.named_line for one in found] == ["train.py:63"] * told
 
 
+@pytest.mark.parametrize(("sort", "told"), [(24, True), (0, False)])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slowdown_that_only_its_line_tells_from_noise(sort: int, told: bool, seed: int, tmp_path: Path) -> None:
+    """As where a callback writes its whole history: single steps vary by as much as that adds, and no step has phases."""
+    noise = np.random.default_rng(seed).normal(0.0, 0.004, 290)
+    seconds = 0.025 + noise + np.concatenate([np.zeros(170), np.linspace(0.009, 0.012, 120)])
+    since = {60: ("relu", 80 - sort)} | ({63: ("sort", sort)} if sort else {})
+    write_sampled(tmp_path, seconds, (11, 120, {60: ("relu", 80)}), (190, 225, since), (230, 260, since))
+    found = [one for one in find(tmp_path, iteration_shift.detect) if one.severity is Severity.WARNING]
+    assert [one.named_line for one in found][-1:] == ["train.py:63"] * told
+    assert all(abs((one.step or 0) - 170) <= 6 for one in found)
+
+
+@pytest.mark.parametrize("early", [0, 20])
+def test_time_between_phases_is_not_told_of_all_steps_by_a_line_that_is_new(early: int, tmp_path: Path) -> None:
+    usual = {60: ("relu", 80 - early)} | ({63: ("json.dump", early)} if early else {})
+    write_sampled(tmp_path, np.full(400, 0.04), (11, 120, usual), (260, 390, {60: ("relu", 60), 63: ("json.dump", 20)}))
+    assert [one.named_line for one in find(tmp_path, time_in_line.detect)][-1:] == ["train.py:63"] * (early > 0)
+
+
 def write_sampled(
     folder: Path,
     seconds: np.ndarray[tuple[int], np.dtype[np.float64]],

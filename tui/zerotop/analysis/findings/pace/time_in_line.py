@@ -160,7 +160,7 @@ def _check_whole_training(group: Group, event: Stacks) -> Iterator[Finding]:
     begin_ns = int(rows["begin_unix_ns"][0])
     delay = Delay(lead, BETWEEN, begin_ns, known_ns, known_ns)
     line = find_line(delay, why=SHARE)
-    if line is None or is_training(line.callees):
+    if line is None or is_training(line.callees) or _has_begun_later(delay, line):
         return
     use = measure_gpu_use(lead, int(rows["begin_unix_ns"][1]), known_ns)
     kind = _OWN if line.known_call is None else _ALWAYS
@@ -196,6 +196,19 @@ def _end_before(group: Group, change: Finding) -> Iterator[Finding]:
 def _measure_whole(rows: Rows) -> dict[str, float]:
     between, iteration = float(np.median(measure_between(rows))), float(np.median(rows["iteration_s"]))
     return {"between_s": between, "iteration_s": iteration, "share": between / iteration}
+
+
+def _has_begun_later(delay: Delay, line: StackLine) -> bool:
+    """Whether samples from the first half of a time are enough to show the line, and do not."""
+    middle_ns = (delay.begin_ns + delay.end_ns) // 2 - delay.process.source.offset_ns
+    early = [one for one in delay.process.events_of(Stacks) if one.why == SHARE and one.end_ns <= middle_ns]
+    shown = [
+        (own, stack.count or 0)
+        for one in early
+        for stack, own in select_stacks(one, UNSEEN if one.where == UNSEEN else BETWEEN)
+    ]
+    at_line = any(own is not None and (own.file, own.line) == (line.file, line.line) for own, _ in shown)
+    return sum(count for _, count in shown) >= _FEWEST_SAMPLES and not at_line
 
 
 def _is_news(group: Group, line: StackLine, known_ns: int) -> bool:

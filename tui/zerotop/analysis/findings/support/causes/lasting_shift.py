@@ -9,6 +9,7 @@ from zerotop.analysis.findings.support.causes.pace_shift import PaceShift, expla
 from zerotop.analysis.findings.support.causes.step_change import StepChange
 from zerotop.analysis.findings.support.evidence import Floats, Group, Rows
 from zerotop.analysis.findings.support.lines.line_findings import measure_between, read_part
+from zerotop.analysis.findings.support.lines.stack_lines import find_new
 from zerotop.analysis.findings.support.steps.onsets import find_onset
 from zerotop.analysis.findings.support.thresholds import WARM_UP_STEPS
 from zerotop.analysis.stats.knee import is_gradual
@@ -18,10 +19,11 @@ from zerotop.recording.steps.step_dtype import has_phases
 
 # Blocks of steps on each side of the change, the most that are searched, and how long (seconds) the sides last.
 _LEAST_BLOCKS, _MOST_BLOCKS, _BEFORE_S, _AFTER_S = 5, 400, 3.0, 6.0
+_SAMPLED_S = 3.0  # where samples show a line that is new
 # In at least this share of all pairs of a block before and a block after, the later block takes longer.
 _ORDERED_SHARE = 0.85
-# The last blocks, which still show it.
-_LAST_BLOCKS = 3
+# The last blocks, which still show it, and those on each side next to it.
+_LAST_BLOCKS, _JUMP_BLOCKS = 3, 2
 # How much longer iterations are, the share of it in the part that carries it, and the most that all others may take.
 _CHANGED_SHARE, _CARRIED_SHARE, _REST_SHARE = 0.1, 0.5, 0.5
 # How many times as long that part takes. Backward runs in a thread of its own: its core alone may be slow.
@@ -36,7 +38,7 @@ _MOST_TIMES = 5.0
 
 
 def find_lasting(group: Group, steps: Rows) -> PaceShift | None:
-    """Return the change after which these steps stay at another level, if one part of them, or a cause, explains it."""
+    """Return the change after which steps stay at another level, if one part of them, a cause or a line explains it."""
     known_ns, steps = int(steps["end_unix_ns"].max(initial=0)), steps[-_MOST_BLOCKS * BLOCK :]
     steps = steps[: len(steps) // BLOCK * BLOCK]
     levels = compute_levels(np.asarray(steps["iteration_s"], np.float64))
@@ -45,9 +47,15 @@ def find_lasting(group: Group, steps: Rows) -> PaceShift | None:
     if (shift := _find_with_memory(group, steps, known_ns)) is not None:
         return shift
     split = find_split(levels, _LEAST_BLOCKS)
-    if not _is_new_level(levels[:split], levels[split:]) or is_gradual(levels):
+    if not _is_new_level(levels[:split], levels[split:]):
         return None
     split = refine_split(levels, split, _LEAST_BLOCKS)
+    shift = _explain_by_part(group, steps, split, known_ns) if not is_gradual(levels) else None
+    return shift or (_explain_by_line(group, steps, split, known_ns) if _is_jump(levels, split) else None)
+
+
+def _explain_by_part(group: Group, steps: Rows, split: int, known_ns: int) -> PaceShift | None:
+    """Return the change after so many blocks, if one part of the steps, or a cause, explains it."""
     shift = _explain_split(group, steps, split * BLOCK, known_ns)
     if shift is None:
         return None
@@ -55,10 +63,23 @@ def find_lasting(group: Group, steps: Rows) -> PaceShift | None:
     if shift.cause is not None and shift.cause.is_host:
         return shift if is_short else None
     if is_short and computes_longer(shift.change):
-        begin = find_onset(steps, int(steps["step"][(split - 1) * BLOCK]), int(steps["step"][(split + 1) * BLOCK]))
-        return _explain_split(group, steps, begin, known_ns)
+        return _explain_split(group, steps, _find_begin(steps, split), known_ns)
     is_own = not is_short and (_is_by_gpu(shift) or bool(find_carrier(shift)))
     return shift if shift.has_recorded_cause(None) or is_own else None
+
+
+def _explain_by_line(group: Group, steps: Rows, split: int, known_ns: int) -> PaceShift | None:
+    """Return the slowdown near the end of so many blocks, if samples show a line that is new since and explains it."""
+    shift = _explain_split(group, steps, _find_begin(steps, split), known_ns, after_s=_SAMPLED_S)
+    if shift is None or not shift.is_worse or (shift.cause is not None and shift.cause.is_host):
+        return None
+    is_shown = find_shortage(shift.change) <= 1 and find_new(shift.find_delay(), known_ns, is_alone=True) is not None
+    return shift if is_shown else None
+
+
+def _find_begin(steps: Rows, split: int) -> int:
+    """Return the index of the step with which a change near the end of so many blocks began."""
+    return find_onset(steps, int(steps["step"][(split - 1) * BLOCK]), int(steps["step"][(split + 1) * BLOCK - 1]))
 
 
 def _find_with_memory(group: Group, steps: Rows, known_ns: int) -> PaceShift | None:
@@ -79,10 +100,10 @@ def _find_with_memory(group: Group, steps: Rows, known_ns: int) -> PaceShift | N
     return shift if is_by_memory else None
 
 
-def _explain_split(group: Group, steps: Rows, split: int, known_ns: int) -> PaceShift | None:
+def _explain_split(group: Group, steps: Rows, split: int, known_ns: int, *, after_s: float = _AFTER_S) -> PaceShift | None:
     """Return the change from the steps before an index to those from it on, if both are long enough and differ enough."""
     before, after = steps[:split], steps[split:]
-    is_long = _measure_seconds(before) >= _BEFORE_S and _measure_seconds(after) >= _AFTER_S
+    is_long = _measure_seconds(before) >= _BEFORE_S and _measure_seconds(after) >= after_s
     shift = explain_change(StepChange(group, before, after, known_ns)) if is_long else None
     is_enough = shift is not None and abs(shift.added_s) >= _CHANGED_SHARE * min(shift.before_s, shift.after_s)
     return shift if is_enough else None
@@ -112,6 +133,18 @@ def _is_new_level(before: Floats, after: Floats) -> bool:
     order, middle = measure_order(before, after), float(np.median(before) + np.median(after)) / 2
     last = float(np.median(after[-_LAST_BLOCKS:]))
     return (order >= _ORDERED_SHARE and last > middle) or (1 - order >= _ORDERED_SHARE and last < middle)
+
+
+def _is_jump(levels: Floats, split: int) -> bool:
+    """Whether the levels next to a time make up most of the difference of all before and after it."""
+    near, apart = (
+        float(np.median(after) - np.median(before))
+        for before, after in (
+            (levels[:split][-_JUMP_BLOCKS:], levels[split:][:_JUMP_BLOCKS]),
+            (levels[:split], levels[split:]),
+        )
+    )
+    return bool(near * np.sign(apart) >= abs(apart) / 2)
 
 
 def _is_by_gpu(shift: PaceShift) -> bool:
