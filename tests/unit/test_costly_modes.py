@@ -138,11 +138,25 @@ def test_anomaly_mode_in_mid_run_is_the_only_finding(tmp_path: Path) -> None:
     (finding,) = whole
     assert finding.headline == "Anomaly mode from step 40 on: iterations take 250 ms instead of 100 ms"
     assert finding.details.startswith(
-        "It was switched on at train.py:33. The forward takes 100 ms instead of 40 ms, the backward 125 ms instead of 50 ms."
+        "It was switched on at train.py:33. Where phases were recorded, iterations take 250 ms: the forward 100 ms instead"
+        " of 40 ms, the backward 125 ms instead of 50 ms."
     )
     assert (finding.step, finding.fix) == (40, "torch.autograd.set_detect_anomaly(False)")
     assert finding.cost == pytest.approx(0.6)
     assert all(found == whole for found in others)
+
+
+def test_the_level_of_a_mode_is_that_of_all_steps_with_it(tmp_path: Path) -> None:
+    slow = [0.2] * 12 + [0.3] * 60
+    begins = [0.0, *itertools.accumulate([0.1] * 40 + slow)]
+    write_job(tmp_path, [0.1] * 40 + slow + [0.1] * 200, (4.01, True), (begins[-1] - 0.01, False))
+    whole, *others = (find_all(tmp_path, piece) for piece in (16384, 7, 50))
+    (finding,) = [one for one in whole if one.name == "anomaly_mode"]
+    shown = finding.evidence
+    assert [shown["after_s"], shown["phased_s"]] == pytest.approx([0.3, 0.3], rel=0.02)
+    assert shown["forward_after_s"] == pytest.approx(0.12, rel=0.02)
+    assert finding.known_ns <= int(begins[-1] * S) + BEGIN_NS
+    assert all(finding in found for found in others)
 
 
 def test_anomaly_mode_from_the_begin_on_has_no_figures(tmp_path: Path) -> None:

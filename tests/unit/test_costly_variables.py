@@ -16,7 +16,7 @@ from zerotop.analysis.findings.support import Finding, detection
 from zerotop.recording.samples import Samples
 from zerotop_probe.inside.stacks.frames import PythonFrame
 from zerotop_probe.recording import events
-from zerotop_probe.recording.tables import ALLOCATOR, BOUNDARY, GPUS, PROCESSES, SPANS
+from zerotop_probe.recording.tables import ALLOCATOR, BOUNDARY, GPUS, PROCESSES, SPANS, THREADS
 from zerotop_probe.recording.writer import EventWriter
 
 _CLOCK = {"monotonic_ns": 0, "unix_ns": BEGIN_NS}
@@ -35,11 +35,14 @@ def find_all(
     busy: float = 55.0,
     sampled: Sequence[tuple[int, list[PythonFrame]]] = (),
     lengths: tuple[float, float] = (0.1, 0.1),
+    threads: dict[str, float] | None = None,
 ) -> tuple[Finding, ...]:
     """Write 12 s of steps of 0.1 s, or of these lengths in turn, whose thread computes all the time; return what is found.
 
-    ``sampled``: stacks of step 7, innermost frame first, and how often each was seen.
+    ``sampled``: stacks of step 7, innermost frame first, and how often each was seen. ``threads``: the cores that each
+    thread of the process uses, the first one's first.
     """
+    threads = {"python3": 1.0} if threads is None else threads
     times = [int(tick * S / 10) for tick in range(120)]
     spans = [
         make_span(at + length * begin, at + length * end, phase, step, BOUNDARY if phase == "step" else 0)
@@ -53,6 +56,12 @@ def find_all(
     write_table(folder, GPUS, node, *gpus).close()
     used = (make_record(PROCESSES, time_ns=at, pid=100, rank=0, cores_used=1.0) for at in times)
     write_table(folder, PROCESSES, node, *used).close()
+    each = [
+        make_record(THREADS, time_ns=at, pid=100, tid=100 + number, name=name.encode(), cores_used=cores)
+        for at in times
+        for number, (name, cores) in enumerate(threads.items())
+    ]
+    write_table(folder, THREADS, node, *each).close()
     allocator = (make_record(ALLOCATOR, time_ns=at, device=0) for at in times)
     write_table(folder, ALLOCATOR, make_identity(0), *allocator, peaks="window").close()
     writer = EventWriter(str(folder), make_identity(0), clock=_CLOCK)
@@ -118,6 +127,20 @@ def test_a_line_that_takes_most_of_forward_is_named(
     (found,) = find_all(tmp_path, {}, sampled=sampled)
     assert ("In forward, most of the time goes to net.py:39 in Relations.forward." in found.details) is is_named
     assert found.advice.endswith("larger operations at net.py:39." if is_named else "larger operations.")
+
+
+@pytest.mark.parametrize(
+    ("threads", "told"),
+    [
+        ({"python3": 0.4, "pt_autograd_0": 0.5}, True),
+        ({"python3": 0.25, "pt_autograd_0": 0.2, "pt_gloo_runloop": 0.9}, False),  # gloo adds up gradients on the CPU
+        ({}, False),  # unknown
+    ],
+)
+def test_the_gpu_waits_for_launches_if_the_threads_that_launch_are_busy(
+    tmp_path: Path, threads: dict[str, float], told: bool
+) -> None:
+    assert ("launch_bound" in find(tmp_path, {}, threads=threads)) == told
 
 
 def test_room_is_told_as_of_the_last_reading() -> None:

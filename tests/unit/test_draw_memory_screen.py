@@ -269,7 +269,7 @@ def test_a_hang_before_the_end_stays_told_beside_it() -> None:
     assert frame.headline.name == "hung_ranks"
     for width, height in ((78, 8), (118, 14)):
         drawn = draw_post_mortem(frame.failure, frame.view.cursor_ns, width, height, BLOCKS, frame.headline)
-        assert "Before, in step 27: No progress for 10 s: rank 1 called barrier where rank 0 called all_reduce." in " ".join(
+        assert "Before, in step 27: No progress for 34 s: rank 1 called barrier where rank 0 called all_reduce." in " ".join(
             rows_text(drawn).split()
         )
         assert "was killed by SIGTERM" in rows_text(drawn)

@@ -303,6 +303,14 @@ def test_of_two_ranks_with_different_collectives_both_are_named_with_the_first_t
     assert "same order" in hung.advice
 
 
+def test_a_job_that_was_stopped_stood_still_until_then(tmp_path: Path) -> None:
+    recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP}, ended_s=59)
+    (hung,), (over,) = find_hung(recording, 50), find_hung(recording, 70)
+    assert hung.headline == "No progress for 10 s: rank 1 is in time.sleep at train.py:40 in build_batch"
+    assert over.headline == f"No progress for {59 - SILENT_S:.0f} s: rank 1 is in time.sleep at train.py:40 in build_batch"
+    assert (hung.event, hung.details, over.severity) == (over.event, over.details, Severity.ERROR)
+
+
 @pytest.mark.parametrize("stacks_s", [(25, 30, 40), ()])
 def test_a_job_that_goes_on_did_not_fail(tmp_path: Path, stacks_s: tuple[float, ...]) -> None:
     recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP}, stacks_s, went_on_s=70)

@@ -33,17 +33,24 @@ def write_job(
     free: int = 16 * GIB,
     container: Any = None,
     tokens: Callable[[int], int] | None = None,
+    files: int = 0,
 ) -> None:
     """Write the recording of a job with a rank for each amount.
 
     ``container``: steps of a look, and facts of a container. ``tokens``: those of every fifth step's forward.
+    ``files``: bytes of resident pages of files.
     """
     processes, hosts = [], []
     for step in range(steps):
         time_ns = int((step * step_s + 0.99 * step_s) * S)
         grown = [round(amount(step) * MIB) for amount in amounts]
         for rank, bytes_ in enumerate(grown):
-            sizes = {"rss_bytes": RESIDENT + bytes_, "held_bytes": RESIDENT + bytes_, "swap_bytes": 0, "shared_bytes": 0}
+            sizes = {
+                "rss_bytes": RESIDENT + bytes_ + files,
+                "held_bytes": RESIDENT + bytes_,
+                "swap_bytes": 0,
+                "shared_bytes": 0,
+            }
             processes.append(make_record(PROCESSES, time_ns=time_ns, pid=100 + rank, rank=rank, **sizes))
         node = {"memory_total_bytes": 64 * GIB, "memory_available_bytes": free - sum(grown), "shared_bytes": 0}
         hosts.append(make_record(HOSTS, time_ns=time_ns, **node))
@@ -89,6 +96,12 @@ def grow_from(begin: int, megabytes: float) -> Amount:
 def rise_in_stairs(steps: Sequence[int], megabytes: float) -> Amount:
     """Return growth by so much at once in some steps."""
     return lambda step: megabytes * sum(step >= one for one in steps)
+
+
+@pytest.mark.parametrize(("files", "left_out"), [(0, False), (400 * MIB, True)])
+def test_pages_of_files_that_are_left_out_are_named(tmp_path: Path, files: int, left_out: bool) -> None:
+    (finding,) = find_growth(tmp_path, 300, grow_from(100, 1.2), files=files)
+    assert str(finding.details).startswith("Rank 0's memory without pages of files grew by") == left_out
 
 
 def test_a_small_leak_is_reported_when_it_is_steady(tmp_path: Path) -> None:

@@ -114,11 +114,19 @@ def make_counted(sizes: list[int], rows: list[int]) -> tuple[Rows, Ints]:
 
 def test_counted_steps_have_the_tokens_of_the_known_ones_around_them() -> None:
     assert measure_token_rate(*make_counted([100] * 10 + [0] * 70 + [100, 0, 100, 0], [4] * 84)) == pytest.approx(100)
-    # Sequences became longer, mostly in the first steps of known size.
-    steps, tokens = make_counted([100, 0, 100] * 10 + [0] * 60 + [300] * 10, [4] * 100)
-    assert measure_token_rate(steps, tokens) == pytest.approx(180)
-    assert measure_token_rate(steps, tokens, slice(-10, None)) == pytest.approx(300)
+    # Padded batches, of which the last known ones happen to be longer.
+    steps, tokens = make_counted([100, 0, 120] * 10 + [0] * 60 + [280, 300] * 5, [4] * 100)
+    assert measure_token_rate(steps, tokens) == pytest.approx(182)
+    assert measure_token_rate(steps, tokens, slice(-10, None)) == pytest.approx(290)
     assert math.isnan(measure_token_rate(steps, tokens, slice(40, 50)))  # none of them is known
+
+
+def test_there_is_no_token_rate_where_sequences_grew_in_steps_that_were_only_counted() -> None:
+    steps, tokens = make_counted([100, 0, 100] * 10 + [0] * 60 + [300] * 10, [4] * 100)
+    assert math.isnan(measure_token_rate(steps, tokens))
+    assert measure_token_rate(steps, tokens, slice(-10, None)) == pytest.approx(300)
+    steps, tokens = make_counted([100] * 50 + [0] * 2 + [300] * 48, [4] * 100)
+    assert measure_token_rate(steps, tokens) == pytest.approx(198, abs=1)
 
 
 def test_there_is_no_token_rate_where_the_batch_grew_in_steps_that_were_only_counted() -> None:

@@ -76,13 +76,13 @@ def test_a_nan_after_a_skipped_step(tmp_path: Path) -> None:
     losses[40:] = [math.nan] * 20
     (found,) = find_loss(tmp_path, losses, skipped=[39])
     assert (found.name, found.step, found.severity.value) == ("loss_not_finite", 40, "error")
-    assert found.headline == "The loss is NaN from step 40 on: 3 values in a row"
+    assert found.headline == "The loss is NaN from step 40 on: 20 values in a row"
     assert f"Before it was {losses[39]:.4g} in step 39; step 39 was skipped because gradients overflowed." in found.details
 
 
 def test_a_loss_that_is_logged_now_and_then_became_nan_between_two_values(tmp_path: Path) -> None:
     (found,) = find_loss(tmp_path, [*make_decay(2), *[math.nan] * 4], every=50)
-    assert (found.step, found.headline) == (149, "The loss became NaN between steps 99 and 149: 3 values in a row")
+    assert (found.step, found.headline) == (149, "The loss became NaN between steps 99 and 149: 4 values in a row")
     assert describe_step(found) == ""
 
 
@@ -94,7 +94,7 @@ def test_a_loss_that_is_logged_now_and_then_rose_between_two_values(tmp_path: Pa
 
 def test_a_loss_that_was_never_logged_before_has_no_step_before(tmp_path: Path) -> None:
     (found,) = find_loss(tmp_path, [math.nan] * 4, every=50)
-    assert found.headline == "The loss is NaN from step 49 on: 3 values in a row"
+    assert found.headline == "The loss is NaN from step 49 on: 4 values in a row"
 
 
 def test_a_loss_that_stays_nan_is_reported_after_many_single_ones(tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_a_gradient_norm_that_stays_nan_behind_a_loss_that_is_filtered(tmp_path:
     losses, norms = [*make_decay(40), *[0.0] * 20], [*[1.0] * 40, *[math.nan] * 20]
     (found,) = find_loss(tmp_path, losses, every=5, norms=norms)
     assert (found.name, found.step, found.severity.value) == ("loss_not_finite", 204, "error")
-    assert found.headline == "The gradient norm became NaN between steps 199 and 204: 3 values in a row"
-    assert found.details == "Before it was 1 in step 199. The logged loss stays finite: 0 in step 214."
+    assert found.headline == "The gradient norm became NaN between steps 199 and 204: 20 values in a row"
+    assert found.details == "Before it was 1 in step 199. The logged loss stays finite: 0 in step 299."
 
 
 @pytest.mark.parametrize(

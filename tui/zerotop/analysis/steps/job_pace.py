@@ -17,7 +17,7 @@ from zerotop.recording.steps.step_dtype import sum_training_s
 Chosen = slice | NDArray[np.bool_]
 """Which of some steps."""
 # The share of a number of tokens that may depend on when the batch changed.
-_MOST_DOUBT = 0.1
+_MOST_DOUBT = 0.03
 _MOST_RECORDED = 0.98  # of the steps, from which on the time of all is known
 
 
@@ -25,7 +25,8 @@ def estimate_tokens(rows: Rows, tokens: Ints, chosen: Chosen = slice(None)) -> f
     """Return the tokens of the recorded steps among the chosen ones (STEP_DTYPE), each with ``tokens``.
 
     A counted step, whose tokens are unknown, counts as between the last step before and the first one after it whose tokens
-    are known. NaN where the batch changed between those, and in so many steps that the sum would be a guess.
+    are known. NaN where rows or the length of sequences changed between those, and in so many steps that the sum would be a
+    guess. Lengths that differ from step to step, as those of padded batches, do not count as such a change.
     """
     known = np.flatnonzero(tokens > 0)
     weights = (rows["steps"] * find_recorded(rows))[chosen]
@@ -33,9 +34,13 @@ def estimate_tokens(rows: Rows, tokens: Ints, chosen: Chosen = slice(None)) -> f
         return float((np.maximum(tokens, 0)[chosen] * weights).sum())
     places = np.arange(len(rows))
     total = float((np.interp(places, known, tokens[known])[chosen] * weights).sum())
-    before = known[np.maximum(0, np.searchsorted(known, places, "right") - 1)]
-    after = known[np.minimum(len(known) - 1, np.searchsorted(known, places))]
-    doubts = np.abs(tokens[after] - tokens[before]) / 2 * (rows["rows"][after] != rows["rows"][before])
+    at = np.maximum(0, np.searchsorted(known, places, "right") - 1)
+    to = np.minimum(len(known) - 1, np.searchsorted(known, places))
+    before, after = known[at], known[to]
+    same_before = tokens[known[np.maximum(0, at - 1)]] == tokens[before]
+    same_after = tokens[known[np.minimum(len(known) - 1, to + 1)]] == tokens[after]
+    has_changed = (rows["rows"][after] != rows["rows"][before]) | (same_before & same_after)
+    doubts = np.abs(tokens[after] - tokens[before]) / 2 * has_changed
     return total if float((doubts[chosen] * weights).sum()) <= _MOST_DOUBT * total else math.nan
 
 

@@ -31,7 +31,8 @@ _KIND = FindingKind(
         "[; full near step {last_step:.0f}]"
     ),
     details=(
-        "Rank {rank}'s memory grew by {grown_bytes:bytes} to {resident_bytes:bytes} in {steps:.0f} steps[;"
+        "Rank {rank}'s memory[ without pages of {left_out}] grew by {grown_bytes:bytes} to {resident_bytes:bytes}"
+        " in {steps:.0f} steps[;"
         " {free_bytes:bytes} are left on the node[, for {node_ranks} ranks]].[ {shared_bytes:bytes} of the growth are shared"
         " memory.]"
     ),
@@ -46,7 +47,8 @@ _SHARED = _KIND.with_changes(
 _ENDED = _KIND.with_changes(
     severity=Severity.INFO,
     headline="Host memory grew {bytes_per_step:bytes} a step[ in '{kept_in}'] on {concerned:ranks} to step {until_step:.0f}",
-    details="Rank {rank}'s memory grew by {grown_bytes:bytes} to {resident_bytes:bytes}, and not since.",
+    details="Rank {rank}'s memory[ without pages of {left_out}] grew by {grown_bytes:bytes} to {resident_bytes:bytes},"
+    " and not since.",
     advice="",
     fix="",
 )
@@ -351,6 +353,7 @@ def _build_finding(group: Group, news: _News) -> Finding:
     kind = container.name_in(kind) if container is not None else kind
     kind = _ENDED if has_ended else kind
     values: dict[str, Any] = {"kept_in": container.name, **container.values} if container is not None else {"kept_in": None}
+    values["left_out"] = "files" if (rows["host_held_bytes"] != rows["host_rss_bytes"]).any() else None
     if not count_workers([process], growth.begin_ns, growth.end_ns):
         values["worker_count"] = None
     values |= {"known_ns": held.known_ns, "ranks": ranks, "concerned": ranks, "node_ranks": sharers}

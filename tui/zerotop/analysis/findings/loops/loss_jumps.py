@@ -167,8 +167,8 @@ _FEW, _EXPLODED = 3, 1000.0
 _ABOVE_HIGHEST = 1.5
 # Distance of the levels, in ranges in which they wander, on a logarithmic scale; ranges below a tenth count as that.
 _TIMES, _LEAST_WANDER = 2.0, 0.1
-# NaN in a row that last.
-_LASTING_VALUES = 3
+# NaN in a row that last. They are told again after each, and of many after this part more.
+_LASTING_VALUES, _MORE = 3, 32
 
 
 class _Jump(NamedTuple):
@@ -194,7 +194,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     for jump in window.extend(partial(search.find_next_jump, new), 0):
         yield search.build_jump(jump)
     for end_ns in window.items([search.end_ns] if search.end_ns is not None else []):
-        yield from search.find_error(end_ns)
+        yield from search.find_end(end_ns)
 
 
 class _LossSearch:
@@ -224,44 +224,59 @@ class _LossSearch:
         broken = ~np.isfinite(self.values)
         return np.flatnonzero(broken & ~np.concatenate(([False], broken[:-1])))
 
+    def _list_runs(self, new: slice) -> Iterator[tuple[int, list[int]]]:
+        """Yield the first value of each run that goes on in new values, and those with which its length is told."""
+        if new.start >= new.stop:
+            return
+        finite = np.flatnonzero(np.isfinite(self.values))
+        earliest = max(0, int(np.searchsorted(self._runs, new.start, "right")) - 1)
+        for first in self._runs[earliest:].tolist():
+            at = int(np.searchsorted(finite, first))
+            end = int(finite[at]) if at < len(finite) else len(self.values)
+            lasts = range(max(first + _LASTING_VALUES - 1, new.start), end)
+            yield first, [last for last in lasts if _is_told(last - first + 1)]
+
     def find_broken(self, new: slice) -> Iterator[Finding]:
         """Yield the values that are not finite, and again those that last."""
-        for first in self._runs[self._runs > new.start - _LASTING_VALUES].tolist() if new.start < new.stop else []:
-            values = self.values[first : first + _LASTING_VALUES]
-            if self._is_reported(first, first):
+        for first, lasts in self._list_runs(new):
+            if first >= new.start and self._is_reported(first, first):
                 yield self._build_broken(first, first)
-            if len(values) == _LASTING_VALUES and not np.isfinite(values).any():
-                yield self._build_broken(first, first + _LASTING_VALUES - 1)
+            for last in lasts:
+                yield self._build_broken(first, last)
 
     def find_broken_norms(self, new: slice) -> Iterator[Finding]:
         """Yield norms that stay not finite though no step is skipped, where the logged loss does not show it."""
         rows, losses = self._group.lead.steps, self._logged.get("loss", NO_VALUES)
-        for first in self._runs[self._runs > new.start - _LASTING_VALUES].tolist() if new.start < new.stop else []:
-            last = first + _LASTING_VALUES - 1
-            before, values = np.flatnonzero(np.isfinite(self.values[:first])), self.values[first : last + 1]
-            if not len(before) or len(values) < _LASTING_VALUES or np.isfinite(values).any():
+        for first, lasts in self._list_runs(new):
+            before = np.flatnonzero(np.isfinite(self.values[:first]))
+            if not len(before) or not lasts:
                 continue
-            known_ns = self._find_known(last)
+            known_ns = self._find_known(first + _LASTING_VALUES - 1)
             near = rows[(rows["step"] >= (self._steps[first] or 0)) & (rows["end_unix_ns"] <= known_ns)]
-            shown = losses.until(int(self._times[last]))
-            if near["skipped"].any() or (len(shown.values) and not np.isfinite(shown.values[-_LASTING_VALUES:]).all()):
+            if near["skipped"].any():
                 continue
-            loss = float(shown.values[-1]) if len(shown.values) else None
-            evidence = {"values": len(values), "norm_before": float(self.values[before[-1]]), "loss": loss}
-            filtering = "the Trainer's logging_nan_inf_filter" if self._group.engine.library == TRAINER else None
-            texts = {"step_before": self._steps[before[-1]], "loss_step": self._steps[last], "filter": filtering}
-            onset = self._describe_onset(first, _name_values(values))
-            yield self._build(_BROKEN_NORM, first, known_ns, evidence, onset=onset, look=_LOOK, **texts)
+            for last in lasts:
+                shown = losses.until(int(self._times[last]))
+                if len(shown.values) and not np.isfinite(shown.values[-_LASTING_VALUES:]).all():
+                    break
+                values, loss = self.values[first : last + 1], float(shown.values[-1]) if len(shown.values) else None
+                evidence = {"values": len(values), "norm_before": float(self.values[before[-1]]), "loss": loss}
+                filtering = "the Trainer's logging_nan_inf_filter" if self._group.engine.library == TRAINER else None
+                texts = {"step_before": self._steps[before[-1]], "loss_step": self._steps[last], "filter": filtering}
+                onset = self._describe_onset(first, _name_values(values))
+                yield self._build(_BROKEN_NORM, first, self._find_known(last), evidence, onset=onset, look=_LOOK, **texts)
 
-    def find_error(self, end_ns: int) -> Iterator[Finding]:
-        """Yield the last values once more, with the error in which the attempt ended, if they are not finite."""
+    def find_end(self, end_ns: int) -> Iterator[Finding]:
+        """Yield the last values once more if they are not finite, with the error in which the attempt ended."""
         last = len(self.values) - 1
         if last >= 0 and not np.isfinite(self.values[last]) and self._is_reported(first := int(self._runs[-1]), last):
             ends = find_ends(self._recording.at.at(end_ns), [one.source for one in self._group.processes])
             exception = next((end.traceback for end in ends if end.traceback is not None), None)
+            raised = None
             if exception is not None:
                 place = f" at {exception.place}" if exception.place else ""
-                yield self._build_broken(first, last, f"Then the script raised {exception.error}{place}.", end_ns)
+                raised = f"Then the script raised {exception.error}{place}."
+            yield self._build_broken(first, last, raised, end_ns)
 
     def _is_reported(self, first: int, last: int) -> bool:
         """Whether this is worth a finding: at the begin some logs have NaN until there is a loss."""
@@ -351,6 +366,10 @@ class _LossSearch:
         if before is not None and _RATE_ROSE in before:
             values["look"] = _LOOK_AT_RATE
         return kind.at(self._group, time_ns, known_ns, evidence, step=step, before=before, **values)
+
+
+def _is_told(count: int) -> bool:
+    return count % (1 << max(0, (count // _MORE).bit_length() - 1)) == 0
 
 
 def _name_values(values: Floats) -> str:

@@ -168,8 +168,20 @@ def _is_change(before: Floats, after: Floats) -> bool:
 
 
 def _measure_cores(process: Process, begin_ns: int, end_ns: int) -> float:
-    rows = process.host_samples.read_window(begin_ns, end_ns).rows
-    return compute_known_median(rows["cores_used"]) if len(rows) else float("nan")
+    """Return the cores that the threads of a rank use that launch: its first one, and autograd's. NaN if not sampled.
+
+    The other threads, such as those of gloo, which adds up gradients on the CPU, launch nothing for the GPU.
+    """
+    samples = process.at.records("threads", process.host, "pid", process.source.pid).read_window(begin_ns, end_ns)
+    if not len(samples):
+        return float("nan")
+    is_launching = (samples.rows["tid"] == process.source.pid) | np.char.startswith(samples.rows["name"], b"pt_autograd")
+    each = [
+        samples.rows["cores_used"][is_launching & (samples.rows["tid"] == tid)] for tid in np.unique(samples.rows["tid"])
+    ]
+    # Only the busiest threads are recorded: one without samples most of the time was not among them.
+    cores = [float(np.nanmedian(one)) for one in each if not np.isnan(one).all()]
+    return sum(cores) if cores else float("nan")
 
 
 def _is_launch_bound(group: Group, pace: _Pace) -> bool:

@@ -102,6 +102,8 @@ _READ_STEPS = 2
 _UNKNOWN_PHASE = "an unknown phase"
 # Events of a rank that ends, and of one whose probe is removed.
 _LAST_EVENTS = (Goodbye, Left)
+# A silence that lasted so much longer to the end of the job is told again.
+_LONGER_NS = 10**9
 # Records of other ranks and nodes may be read this much later.
 _LATE_NS = 3 * 10**9
 # A phase in progress began at most this long before the last sign of life.
@@ -142,15 +144,22 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
 
 
 def _tell_end(window: SearchWindow[Group], told: Finding) -> Finding | None:
-    """Return a silence that was told, with its length, once a step has ended after it; None before that, and only once."""
+    """Return a silence that was told, with its length, once a step has ended after it, or the job; None before that."""
     group, steps = window.subject, window.subject.lead.steps
     later = steps[np.searchsorted(steps["end_unix_ns"], told.known_ns, "right") :][:1]
     seen = window.find_once(lambda: None, told.begin_ns)
     is_last = seen is None or seen.known_ns <= told.known_ns  # the same was not told again with stacks
-    if told.severity is not Severity.ERROR or not is_last or not len(later):
+    if told.severity is not Severity.ERROR or not is_last:
         return None
     if not isinstance(told.headline, Text) or not isinstance(told.details, Text):
         return None
+    if not len(later):
+        end_ns = _find_stop(window.recording, group, told.known_ns) or _find_end(window.recording, group)
+        if not told.known_ns + _LONGER_NS <= end_ns <= window.recording.cursor_ns:
+            return None
+        evidence = told.evidence | {"silent_s": (end_ns - told.begin_ns) / 1e9}
+        headline = Text(told.headline.template, {**told.headline.values, **evidence})
+        return replace(told, known_ns=end_ns, end_ns=end_ns, headline=headline, evidence=evidence)
     known_ns, step = int(later["end_unix_ns"][0]), int(later["step"][0])
     parts = [
         process.records(table).read_window(told.known_ns, known_ns)

@@ -123,7 +123,7 @@ class PaceShift:
     @cached_property
     def is_by_gpu(self) -> bool:
         """Whether the GPU's work became longer or shorter by as much, and the host waits for it at some other place."""
-        if self.waits_for_ranks:
+        if self.waits_for_ranks or not self.device_parts.keys() <= self.parts.keys():
             return False
         worked = sum(self.device_parts.values())
         unseen = worked - sum(self.parts[name] for name in self.device_parts)
