@@ -45,6 +45,12 @@ def test_details_fit_one_step_and_an_unknown_number_of_ranks() -> None:
     assert "1 record could not be written." in read_detail(make_recording(replace(KNOWN, lost_records=1)))
 
 
+def test_the_share_of_the_end_is_of_both() -> None:
+    judged = replace(KNOWN, worst="The job ends late", worst_name="long_end", worst_share=0.4)
+    assert "40 % of the training time and the end: The job ends late" in read_detail(make_recording(judged))
+    assert "40 % of the training time: " in read_detail(make_recording(replace(judged, worst_name="data_stall")))
+
+
 def test_keys_are_called_as_on_all_screens() -> None:
     keys = {text for key in collect_keys(StartScreen, StartApp) if key.id.startswith("start.") for text in key.keys}
     assert "enter" in keys

@@ -246,6 +246,16 @@ def test_a_number_that_is_read_within_its_own_step_counts_the_finished_steps() -
     assert find_steps(rows, make_series(times, [step + 1 for step in steps])).tolist() == steps
 
 
+def test_the_last_of_many_values_has_the_same_step_alone() -> None:
+    """Lines that count the finished steps, of which only the first ones are read within the step that they name."""
+    rows = make_rows(900, 10)
+    steps = 4 + 7 * np.arange(100)
+    late = np.where(np.arange(100) < 10, 2_000_000, 20_000_000 + 10_000_000 * (np.arange(100) % 4))
+    series = make_series(rows["end_unix_ns"][steps] + late, (steps + 1).tolist())
+    assert find_steps(rows, series).tolist() == steps.tolist()
+    assert find_steps(rows, series, are_last=True)[-1] == steps[-1]
+
+
 def test_rates_that_are_logged_before_a_step_are_of_that_step() -> None:
     """As by Lightning's callback: at the start of the training, of an epoch, and of a step that has not ended."""
     rows = make_rows(130, 1)

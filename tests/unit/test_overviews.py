@@ -191,4 +191,5 @@ def test_the_finding_that_costs_most_is_searched_afterwards_and_kept(recording_r
     assert (clean := found["cpu-clean"]) is not None
     assert (story.worst or "").startswith("Iterations take 2.68 s")
     assert 0.4 < story.worst_share < 0.5
+    assert story.worst_name == "skipping_ended"
     assert (clean.worst, math.isnan(clean.worst_share)) == ("", True)

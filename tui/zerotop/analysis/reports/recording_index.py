@@ -54,7 +54,7 @@ def measure_gpu_time(recording: Recording, seconds: float) -> tuple[float, float
     return seconds * len(used), seconds * sum(max(0.0, share) for share in idle_shares)
 
 
-CACHE_VERSION = 7
+CACHE_VERSION = 8
 """Increased whenever the content of an overview changes."""
 
 # Findings are searched in the newest recordings, and not in very large ones: it takes a second for each 10 MiB or so.
@@ -209,6 +209,7 @@ def judge_recording(path: Path, overview: Overview) -> Overview:
         overview,
         steps=run.view.progress.finished_steps,  # of all ranks, of which the overview read the lowest
         worst=costs[0].finding.headline if costs else "",
+        worst_name=costs[0].finding.name if costs else "",
         worst_share=math.nan if share is None else share,
         lost_s=costs[0].seconds if costs and costs[0].seconds else math.nan,
         findings=tuple(one.name for one in run.findings if one.severity is not Severity.INFO),

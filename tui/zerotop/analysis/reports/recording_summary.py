@@ -55,6 +55,7 @@ class Overview(EngineSummary):
     lost_records: int = 0
     lost_output_bytes: int = 0
     worst: str | None = None  # headline of the finding that costs most; "" without one, None before it was searched
+    worst_name: str = ""  # the name of that finding
     worst_share: float = math.nan  # of the training time that it costs; NaN where it costs none
     # As ``worst``, these are unknown before findings were searched.
     lost_s: float = math.nan  # training time that it costs; NaN as above

@@ -251,19 +251,21 @@ def read_logged(recording: Recording) -> dict[str, LoggedSeries]:
     return series
 
 
-def find_steps(rows: Rows, series: LoggedSeries, last: int = 0) -> Ints:
-    """Return the step (STEP_DTYPE) that each value belongs to, or of the ``last`` values; UNKNOWN without a step.
+def find_steps(rows: Rows, series: LoggedSeries, *, are_last: bool = False) -> Ints:
+    """Return the step (STEP_DTYPE) that each value belongs to; UNKNOWN without a step.
+
+    ``are_last``: of a long training only those of the last values.
 
     Scripts print a loss after the step, or between its forward and its update. Lines are read some time after they were
     printed, in which many short steps may pass: then the numbers that the lines themselves say are better.
     """
     if not len(rows):
-        return np.full(len(series.times[-last:]), UNKNOWN)
+        return np.full(len(series.times), UNKNOWN)
     origin = _find_origin(series.numbers) if rows["step"][0] == 0 else None
-    if last:
+    if are_last and len(rows) > _NEAR_STEPS:
         rows = rows[-_NEAR_STEPS:]
         begin = min(int(series.times.searchsorted(rows["end_unix_ns"][0])), len(series.times) - 1)
-        series = series.select(slice(max(begin, len(series.times) - last), None))
+        series = series.select(slice(max(begin, len(series.times) - _NEAR_STEPS), None))
     steps, numbers = _find_steps_by_time(rows, series), series.numbers
     # Up to this many steps pass before a printed line is read.
     delay = 2 * _READ_NS / 1e9 / max(compute_known_median(rows["iteration_s"]), 1e-4)

@@ -10,8 +10,6 @@ from zerotop.recording.reader import Recording
 from zerotop.recording.samples import Rows
 
 _TREND_PARTS = 12
-# The last values that suffice to find the step of the last one.
-_LAST_VALUES = 64
 
 
 def read_last_loss(recording: Recording, rows: Rows, cursor_ns: int) -> LastLoss | None:
@@ -38,5 +36,5 @@ def read_logged_steps(recording: Recording, rows: Rows, cursor_ns: int) -> dict[
 
 
 def _find_last_step(rows: Rows, series: LoggedSeries) -> int | None:
-    step = int(find_steps(rows, series, _LAST_VALUES)[-1])
+    step = int(find_steps(rows, series, are_last=True)[-1])
     return step if step >= 0 else None

@@ -129,7 +129,7 @@ def _describe_worst(overview: Overview) -> str:
     """Return the finding that costs most, with its cost."""
     if not overview.worst:
         return "" if overview.worst is None else "Nothing found that costs time or memory."
-    cost = f"{describe_share(overview.worst_share)}: " if is_known(overview.worst_share) else ""
+    cost = f"{describe_share(overview.worst_share, overview.worst_name)}: " if is_known(overview.worst_share) else ""
     return convert_sizes(f"{cost}{overview.worst}")
 
 
