@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from zerotop.analysis.failures.launcher_reports import LauncherReport, parse_rep
 from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
 from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.analysis.reports.recording_summary import build_overview
+from zerotop.recording.moments.process_exits import find_end_signal
 from zerotop.recording.output.tail import PrintedLine
 from zerotop_probe.outside import procfs
 from zerotop_probe.recording import events, tables
@@ -631,4 +634,7 @@ def test_a_rank_that_ends_itself_with_the_code_of_a_signal(
     (dead,) = _find_dead(recording, 10)
     assert dead.evidence.get("signal_number") == number
     assert (f"ended with exit code {code}" in dead.headline) is (number is None)
+    name = signal.Signals(number).name if number is not None else ""
+    assert find_end_signal(recording.open_recording().at(BEGIN_NS + 10 * S)) == name
+    assert build_overview(recording.open_recording()).why == name
     assert ("By custom" in dead.details) is (number is None)
