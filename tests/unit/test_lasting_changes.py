@@ -379,6 +379,30 @@ def test_a_pause_within_the_model_names_the_library_call(
     assert ("profile" in pause.fix) is (not told)
 
 
+@pytest.mark.parametrize("is_switched", [True, False])
+def test_a_pause_in_a_convolution_names_when_cudnn_began_to_try_its_algorithms(is_switched: bool, tmp_path: Path) -> None:
+    ends = write_parts(tmp_path, [[4.0 if step == 100 else 0.004, 0.006, 0.002, 0.001] for step in range(110)])
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    writer.write(0, events.Engine, engine=0, device="cuda:0")
+    writer.write(0, events.TorchFlags, step=0, cudnn_benchmark=False)
+    frames = [{"file": "net.py", "line": 60, "function": "forward", "own": True}]
+    stacks = [{"count": 30, "seconds": 0.6, "call": "torch.nn.functional.conv3d", "frames": [0]}]
+    facts = {"where": "forward", "why": "slow", "frames": frames, "stacks": stacks, "step": 100, "last_step": 100}
+    begin_ns, end_ns = int(ends[99] * S), int(ends[100] * S)
+    writer.write(end_ns, events.Stacks, begin_ns=begin_ns, end_ns=end_ns, **facts)
+    if is_switched:
+        line = {"file": "train.py", "line": 9, "function": "main"}
+        change = {"name": "cudnn.benchmark", "before": "False", "after": "True", **line}
+        writer.write(end_ns, events.TrainingChanged, step=100, last_step=98, begin_ns=int(ends[98] * S), changes=[change])
+    writer.close()
+    (pause,) = find(tmp_path, long_pause.detect)
+    assert "in torch.nn.functional.conv3d" in pause.details
+    assert ("since then cudnn.benchmark is True instead of False (train.py:9" in pause.details) is is_switched
+    assert (pause.fix, pause.severity is Severity.INFO) == (
+        ("torch.backends.cudnn.benchmark = False", False) if is_switched else ("", True)
+    )
+
+
 @pytest.mark.parametrize("call", ["item", "json.dumps"])
 def test_a_line_that_waits_for_the_gpu_is_not_the_place_of_a_drift(tmp_path: Path, call: str) -> None:
     between = [0.004] * 100 + np.linspace(0.004, 0.06, 100).tolist()
