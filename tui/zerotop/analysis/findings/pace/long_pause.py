@@ -13,7 +13,7 @@ from zerotop.analysis.findings.support.causes.library_calls import find_library_
 from zerotop.analysis.findings.support.causes.step_change import measure_compiling, name_part
 from zerotop.analysis.findings.support.causes.thread_causes import find_busy_threads
 from zerotop.analysis.findings.support.lines import line_findings, stack_lines
-from zerotop.analysis.findings.support.lines.known_calls import COMPILE
+from zerotop.analysis.findings.support.lines.known_calls import COMPILE, RECOMPILES
 from zerotop.analysis.findings.support.links import (
     TO_DEAD_THREADS,
     Kinds,
@@ -63,8 +63,9 @@ _RECOMPILED = _KIND.with_changes(
     headline="torch.compile compiled again {times:.0f} times since step {step}: {pause_s:seconds}",
     details="Pauses of {longest_s:seconds} or less take {share:percent} of the training so far[, {most} of it at {line}].",
     advice=COMPILE.advice,
-    fix=COMPILE.fix,
+    fix=RECOMPILES,
 )
+_SEE_ASSUMPTION = "An assumption of torch.compile keeps changing: with this it prints which one."
 _UNFINISHED = _KIND.with_changes(
     headline="Step {step} has taken {pause_s:seconds}, others {iteration_s:seconds}[: {place}]",
     details="It is as long as {iterations:.0f} iterations, and has not ended[; {cause}].",
@@ -269,7 +270,7 @@ def _build_recompiled(pause: _Pause, found: stack_lines.FoundLine) -> Finding:
     all_pauses, steps = (*pause.earlier, pause), pause.group.lead.steps_until(found.known_ns)
     lost, trained_s = [one.seconds for one in all_pauses], float(np.nansum(steps["iteration_s"]))
     evidence = {"pause_s": sum(lost), "longest_s": max(lost), "times": len(lost), "share": sum(lost) / trained_s}
-    kind = _RECOMPILED if found.line is not None else _RECOMPILED.with_changes(advice=_KIND.advice, fix=_KIND.fix)
+    kind = _RECOMPILED if found.line is not None else _RECOMPILED.with_changes(advice=_SEE_ASSUMPTION)
     rows, values = all_pauses[0].rows, line_findings.line_values(found.line)
     return kind.at_steps(pause.group, rows, evidence, known_ns=found.known_ns, **values)
 

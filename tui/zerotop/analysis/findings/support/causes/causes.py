@@ -15,6 +15,7 @@ from zerotop.analysis.findings.support.causes.training_causes import (
     check_training,
 )
 from zerotop.analysis.findings.support.evidence import Process
+from zerotop.analysis.findings.support.lines.known_calls import RECOMPILES
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN
 from zerotop.analysis.findings.support.steps.fp16_warmup import SKIPPED_STEPS, count_skipped_first
 from zerotop.analysis.findings.support.thresholds import (
@@ -48,7 +49,7 @@ _COMPILING: step_change.Advice = (
 )
 _COMPILING_AGAIN: step_change.Advice = (
     "See why it compiles again: with TORCH_LOGS=recompiles it prints the assumption that failed.",
-    "export TORCH_LOGS=recompiles",
+    RECOMPILES,
 )
 _GROWTH: step_change.Advice = (
     "Look for a list that grows and that the training goes through again and again.",
