@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -575,6 +577,36 @@ def test_pauses_that_compile_again_and_again(
     found = find(tmp_path, long_pause.detect)
     assert [(one.step, one.severity, int(one.evidence.get("times", 0))) for one in found] == told
     assert all(one.evidence["pause_s"] == pytest.approx(4 * max(1, one.evidence.get("times", 1)), rel=0.01) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("guards", "told", "fix"),
+    [
+        ([f"self.every == {number}" for number in (1, 2)], "self.every == 2 (net.py:40 in forward)", "config.allow_unspec"),
+        (["tensor 'x' size mismatch at index 0. expected 8, actual 9"] * 2, "size mismatch", "dynamic=True"),
+        (["self.mode == ..."] * 2, "self.mode == ... (net.py:40 in forward)", "net.py:40"),
+        (["self.mode == ...", "self.every == 1"], "", "TORCH_LOGS=recompiles "),
+        ([], "", "TORCH_LOGS=recompiles "),
+    ],
+)
+def test_the_assumption_that_keeps_failing_is_named(tmp_path: Path, guards: Sequence[str], told: str, fix: str) -> None:
+    rows = np.tile([0.01, 0.02, 0.005, 0.001], (120, 1))
+    compiled = (60, 90)
+    rows[list(compiled), 0] += 4.0
+    ends = write_parts(tmp_path, rows.tolist())
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    writer.write(0, events.Hello)
+    for step, guard in zip_longest(compiled, guards):
+        facts: dict[str, Any] = {"begin_ns": int(1e9 * (ends[step] - 4.0)), "graphs": 1, "seconds": 3.9}
+        if guard is not None:
+            hint = {"setting": "allow_unspec_int_on_nn_module"} if "every" in guard else {}
+            facts["failed"] = [{"guard": guard, "file": "net.py", "line": 40, "function": "forward", **hint}]
+        writer.write(int(1e9 * ends[step]), events.Compiled, step=step, **facts)
+    writer.close()
+    (found,) = find(tmp_path, long_pause.detect)
+    assert told in found.details
+    assert ("check that failed" in found.details) is bool(told)
+    assert fix in found.fix
 
 
 @pytest.mark.parametrize(("name", "ends"), [("hand-threads", True), ("cpu-stuck", True), ("x2-hang-collectives", False)])

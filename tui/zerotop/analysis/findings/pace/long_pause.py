@@ -10,6 +10,7 @@ import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.causes.library_calls import find_library_call
+from zerotop.analysis.findings.support.causes.recompilations import find_failed_assumption
 from zerotop.analysis.findings.support.causes.step_change import measure_compiling, name_part
 from zerotop.analysis.findings.support.causes.thread_causes import find_busy_threads
 from zerotop.analysis.findings.support.lines import line_findings, stack_lines
@@ -61,7 +62,8 @@ _EVALUATION = _KIND.with_changes(
 )
 _RECOMPILED = _KIND.with_changes(
     headline="torch.compile compiled again {times:.0f} times since step {step}: {pause_s:seconds}",
-    details="Pauses of {longest_s:seconds} or less take {share:percent} of the training so far[, {most} of it at {line}].",
+    details="Pauses of {longest_s:seconds} or less take {share:percent} of the training so far[, {most} of it at {line}]."
+    "[ The last check that failed: {failed}.]",
     advice=COMPILE.advice,
     fix=RECOMPILES,
 )
@@ -271,7 +273,16 @@ def _build_recompiled(pause: _Pause, found: stack_lines.FoundLine) -> Finding:
     lost, trained_s = [one.seconds for one in all_pauses], float(np.nansum(steps["iteration_s"]))
     evidence = {"pause_s": sum(lost), "longest_s": max(lost), "times": len(lost), "share": sum(lost) / trained_s}
     kind = _RECOMPILED if found.line is not None else _RECOMPILED.with_changes(advice=_SEE_ASSUMPTION)
-    rows, values = all_pauses[0].rows, line_findings.line_values(found.line)
+    begin_ns, end_ns = all_pauses[0].find_delay().begin_ns, pause.find_delay().end_ns
+    failed = find_failed_assumption(pause.group.lead, begin_ns, end_ns, found.known_ns)
+    if failed is not None:
+        kind = kind.with_changes(advice="{remedy}", fix="{setting}")
+    values = {
+        "failed": failed and failed.text,
+        "remedy": failed and failed.advice[0],
+        "setting": failed and failed.advice[1],
+    }
+    rows, values = all_pauses[0].rows, {**values, **line_findings.line_values(found.line)}
     return kind.at_steps(pause.group, rows, evidence, known_ns=found.known_ns, **values)
 
 
