@@ -587,11 +587,12 @@ def test_pauses_that_compile_again_and_again(
         (["self.mode == ..."] * 2, "self.mode == ... (net.py:40 in forward)", "net.py:40"),
         (["self.mode == ...", "self.every == 1"], "", "TORCH_LOGS=recompiles "),
         ([], "", "TORCH_LOGS=recompiles "),
+        (["self.every == 1"], "self.every == 1 (net.py:40 in forward)", "config.allow_unspec"),
     ],
 )
 def test_the_assumption_that_keeps_failing_is_named(tmp_path: Path, guards: Sequence[str], told: str, fix: str) -> None:
     rows = np.tile([0.01, 0.02, 0.005, 0.001], (120, 1))
-    compiled = (60, 90)
+    compiled = (60, 90)[: len(guards) or 2]
     rows[list(compiled), 0] += 4.0
     ends = write_parts(tmp_path, rows.tolist())
     writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})

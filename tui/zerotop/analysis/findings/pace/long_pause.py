@@ -325,7 +325,14 @@ def _build_finding(pause: _Pause, found: stack_lines.FoundLine) -> Finding:
     is_warm_up = line is None and int(np.searchsorted(steps["step"], pause.rows["step"][0])) <= WARM_UP_STEPS
     if is_compiling or is_warm_up:
         kind = kind.with_changes(severity=Severity.INFO)
-    cause = Text("torch.compile compiled {graphs:count graph}", {"graphs": compiled.graphs}) if is_compiling else None
+    cause = None
+    if is_compiling:
+        delay = pause.find_delay()
+        failed = find_failed_assumption(pause.group.lead, delay.begin_ns, delay.end_ns, found.known_ns)
+        compiling = "torch.compile compiled {graphs:count graph}[; the check that failed: {failed}]"
+        cause = Text(compiling, {"graphs": compiled.graphs, "failed": failed and failed.text})
+        if failed is not None:
+            kind = kind.with_changes(advice=failed.advice[0], fix=failed.advice[1])
     if line is None and not (is_compiling or pause.is_evaluation):
         delay = pause.find_delay()
         call = find_library_call(delay.process, delay.begin_ns, delay.end_ns, found.known_ns)

@@ -15,9 +15,7 @@ _SHAPES: Advice = (
     "A shape keeps changing: let it compile one graph for all shapes, or pad batches to a few lengths.",
     "torch.compile(model, dynamic=True)",
 )
-_SETTING = (
-    "PyTorch takes this value as a constant: make it a tensor, or let PyTorch compile for all values, before it compiles."
-)
+_SETTING = "PyTorch takes this value as a constant: make it a tensor, or set this before it compiles."
 _OTHER = "Keep what it checks as it is, or take it out of the compiled function."
 _SHAPE = re.compile(r"size mismatch|stride mismatch|\.size\(\)|\.shape\[|\.stride\(\)")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
