@@ -476,27 +476,29 @@ def test_ranks_watched_from_outside_have_no_phase() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "code", "badge", "style", "mark"),
+    ("state", "code", "name", "badge", "style", "mark"),
     [
-        (JobState.ENDED, 0, ("EXIT 0", "badge-good"), "good", ""),
-        (JobState.ENDED, 3, ("EXIT 3", "badge-bad"), "alert", "!"),
+        (JobState.ENDED, 0, "", ("EXIT 0", "badge-good"), "good", ""),
+        (JobState.ENDED, 3, "", ("EXIT 3", "badge-bad"), "alert", "!"),
         (
             JobState.ENDED,
             247,
+            "SIGKILL",
             ("KILLED (SIGKILL)", "badge-bad"),
             "alert",
             "!",
         ),  # DeepSpeed's launcher for signal 9
-        (JobState.ENDED, None, ("ENDED", "badge-past"), "warn", "!"),  # another started it: who knows its exit code
-        (JobState.DETACHED, None, ("DETACHED", "badge-past"), "text", ""),
-        (JobState.LOST, None, ("LOST", "badge-bad"), "alert", "!"),
+        (JobState.ENDED, 137, "", ("EXIT 137", "badge-bad"), "alert", "!"),  # its own exit code
+        (JobState.ENDED, None, "", ("ENDED", "badge-past"), "warn", "!"),  # another started it: who knows its exit code
+        (JobState.DETACHED, None, "", ("DETACHED", "badge-past"), "text", ""),
+        (JobState.LOST, None, "", ("LOST", "badge-bad"), "alert", "!"),
     ],
 )
 def test_an_ending_is_red_only_if_it_is_known_to_be_bad(
-    state: JobState, code: int | None, badge: tuple[str, str], style: str, mark: str
+    state: JobState, code: int | None, name: str, badge: tuple[str, str], style: str, mark: str
 ) -> None:
     view = view_at("story", 64.0)
-    job = replace(view.job, state=state, exit_code=code, exit_text="It is over.")
+    job = replace(view.job, state=state, exit_code=code, exit_signal=name, exit_text="It is over.")
     assert format_ending(job) == badge
     (told, *_) = build_notices(replace(view, job=job))
     assert (told.style, told.mark) == (style, mark)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -380,6 +382,30 @@ def test_a_pause_within_the_model_names_the_library_call(
     assert ("profile" in pause.fix) is (not told)
 
 
+@pytest.mark.parametrize("is_switched", [True, False])
+def test_a_pause_in_a_convolution_names_when_cudnn_began_to_try_its_algorithms(is_switched: bool, tmp_path: Path) -> None:
+    ends = write_parts(tmp_path, [[4.0 if step == 100 else 0.004, 0.006, 0.002, 0.001] for step in range(110)])
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    writer.write(0, events.Engine, engine=0, device="cuda:0")
+    writer.write(0, events.TorchFlags, step=0, cudnn_benchmark=False)
+    frames = [{"file": "net.py", "line": 60, "function": "forward", "own": True}]
+    stacks = [{"count": 30, "seconds": 0.6, "call": "torch.nn.functional.conv3d", "frames": [0]}]
+    facts = {"where": "forward", "why": "slow", "frames": frames, "stacks": stacks, "step": 100, "last_step": 100}
+    begin_ns, end_ns = int(ends[99] * S), int(ends[100] * S)
+    writer.write(end_ns, events.Stacks, begin_ns=begin_ns, end_ns=end_ns, **facts)
+    if is_switched:
+        line = {"file": "train.py", "line": 9, "function": "main"}
+        change = {"name": "cudnn.benchmark", "before": "False", "after": "True", **line}
+        writer.write(end_ns, events.TrainingChanged, step=100, last_step=98, begin_ns=int(ends[98] * S), changes=[change])
+    writer.close()
+    (pause,) = find(tmp_path, long_pause.detect)
+    assert "in torch.nn.functional.conv3d" in pause.details
+    assert ("since then cudnn.benchmark is True instead of False (train.py:9" in pause.details) is is_switched
+    assert (pause.fix, pause.severity is Severity.INFO) == (
+        ("torch.backends.cudnn.benchmark = False", False) if is_switched else ("", True)
+    )
+
+
 @pytest.mark.parametrize("call", ["item", "json.dumps"])
 def test_a_line_that_waits_for_the_gpu_is_not_the_place_of_a_drift(tmp_path: Path, call: str) -> None:
     between = [0.004] * 100 + np.linspace(0.004, 0.06, 100).tolist()
@@ -608,6 +634,37 @@ def test_pauses_that_compile_again_and_again(
     found = find(tmp_path, long_pause.detect)
     assert [(one.step, one.severity, int(one.evidence.get("times", 0))) for one in found] == told
     assert all(one.evidence["pause_s"] == pytest.approx(4 * max(1, one.evidence.get("times", 1)), rel=0.01) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("guards", "told", "fix"),
+    [
+        ([f"self.every == {number}" for number in (1, 2)], "self.every == 2 (net.py:40 in forward)", "config.allow_unspec"),
+        (["tensor 'x' size mismatch at index 0. expected 8, actual 9"] * 2, "size mismatch", "dynamic=True"),
+        (["self.mode == ..."] * 2, "self.mode == ... (net.py:40 in forward)", "net.py:40"),
+        (["self.mode == ...", "self.every == 1"], "", "TORCH_LOGS=recompiles "),
+        ([], "", "TORCH_LOGS=recompiles "),
+        (["self.every == 1"], "self.every == 1 (net.py:40 in forward)", "config.allow_unspec"),
+    ],
+)
+def test_the_assumption_that_keeps_failing_is_named(tmp_path: Path, guards: Sequence[str], told: str, fix: str) -> None:
+    rows = np.tile([0.01, 0.02, 0.005, 0.001], (120, 1))
+    compiled = (60, 90)[: len(guards) or 2]
+    rows[list(compiled), 0] += 4.0
+    ends = write_parts(tmp_path, rows.tolist())
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    writer.write(0, events.Hello)
+    for step, guard in zip_longest(compiled, guards):
+        facts: dict[str, Any] = {"begin_ns": int(1e9 * (ends[step] - 4.0)), "graphs": 1, "seconds": 3.9}
+        if guard is not None:
+            hint = {"setting": "allow_unspec_int_on_nn_module"} if "every" in guard else {}
+            facts["failed"] = [{"guard": guard, "file": "net.py", "line": 40, "function": "forward", **hint}]
+        writer.write(int(1e9 * ends[step]), events.Compiled, step=step, **facts)
+    writer.close()
+    (found,) = find(tmp_path, long_pause.detect)
+    assert told in found.details
+    assert ("check that failed" in found.details) is bool(told)
+    assert fix in found.fix
 
 
 @pytest.mark.parametrize(("name", "ends"), [("hand-threads", True), ("cpu-stuck", True), ("x2-hang-collectives", False)])

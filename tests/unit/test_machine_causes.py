@@ -221,7 +221,7 @@ def test_graphs_that_are_compiled_again(tmp_path: Path) -> None:
     plant_compiling(planted, 10, 0.05)
     shift = planted.find_named("iteration_shift")[0]
     assert "at the same time torch.compile compiled 4 graphs in 4 steps" in shift.details
-    assert shift.fix == "export TORCH_LOGS=recompiles"  # all batches have the same shape
+    assert shift.fix.startswith("TORCH_LOGS=recompiles ")  # all batches have the same shape
 
 
 def test_steps_that_compile_have_one_finding_with_its_end(tmp_path: Path) -> None:
@@ -444,6 +444,16 @@ for rows in (2, 2, 3, 4):
 torch._dynamo.utils.counters.clear()
 model(torch.ones(5, 4))
 seen.append(counter.take_graphs(9))
+class Scaled(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * (self.times if self.mode else 1)
+scaled = Scaled(4, 4)
+model = torch.compile(scaled, backend="eager", dynamic=False)
+counter.name_file = lambda path: "train.py" if path == "<string>" else None
+for change in ({"times": 1, "mode": "secret"}, {"times": 2}, {"mode": "hidden"}, {}):
+    vars(scaled).update(change)
+    model(torch.ones(2, 4))
+    seen.append(counter.take_graphs(9))
 print("ready", flush=True)
 print(json.dumps(seen), flush=True)
 import time; time.sleep(600)
@@ -454,8 +464,19 @@ def test_compilations_of_torch_are_counted() -> None:
     with start_python(COMPILING) as child:
         assert child.stdout is not None
         seen = json.loads(child.stdout.readline())
+    seen, scaled = seen[:6], seen[6:]
     assert [found and found[1] for found in seen] == [None, 1, None, 1, 1, 1]
     assert all(found[2] > 0 for found in seen if found is not None and found is not seen[-1])
+    assert [len(found[3]) for found in seen if found is not None] == [0, 1, 1, 1]
+    assert "size mismatch at index 0. expected 2, actual 3" in seen[3][3][0]["guard"]
+    assert [found and len(found[3]) for found in scaled] == [0, 1, 1, None]
+    (times,), (mode,) = scaled[1][3], scaled[2][3]
+    assert (times["guard"], times["setting"], times["file"]) == (
+        "self.times == 1",
+        "allow_unspec_int_on_nn_module",
+        "train.py",
+    )
+    assert mode["guard"] == "self.mode == ..."  # no texts of the job
 
 
 def test_a_program_is_named_without_its_code() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from zerotop.analysis.failures.launcher_reports import LauncherReport, parse_rep
 from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
 from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.analysis.reports.recording_summary import build_overview
+from zerotop.recording.moments.process_exits import find_end_signal
 from zerotop.recording.output.tail import PrintedLine
 from zerotop_probe.outside import procfs
 from zerotop_probe.recording import events, tables
@@ -359,6 +362,46 @@ def test_a_signal_that_only_the_sampler_saw(tmp_path: Path) -> None:
     assert dead.headline == "Rank 0 was killed by signal 9 (SIGKILL) after 2 steps"
 
 
+# As Python prints it where an exception ends the script, and one of its functions at exit is interrupted.
+CRASHED_WORKER = """\
+Traceback (most recent call last):
+  File "/home/me/train.py", line 9, in <module>
+    loss.backward()
+  File "/venv/lib/python3.12/site-packages/torch/utils/data/_utils/signal_handling.py", line 73, in handler
+    _error_if_any_worker_fails()
+{error}
+Exception ignored in atexit callback: <function _MultiProcessingDataLoaderIter._clean_up_worker at 0x7f632dbde160>
+Traceback (most recent call last):
+  File "/usr/lib/python3.12/selectors.py", line 415, in select
+    fd_event_list = self._selector.poll(timeout)
+KeyboardInterrupt:
+"""
+CRASH = "RuntimeError: DataLoader worker (pid 2135) is killed by signal: Segmentation fault."
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "headline"),
+    [
+        (CRASH, 1, "A DataLoader worker of rank 0 (PID 2135) crashed: Segmentation fault"),
+        ("ValueError: planned", 1, "Rank 0 ended with ValueError at train.py:9"),
+        ("KeyboardInterrupt", 1, None),
+        ("KeyboardInterrupt", -2, None),
+        ("ValueError: planned", -11, "Rank 0 was killed by signal 11 (SIGSEGV) after 2 steps"),
+    ],
+)
+def test_an_exception_before_a_hang_at_exit_is_told_though_the_rank_said_goodbye(
+    tmp_path: Path, error: str, code: int, headline: str | None
+) -> None:
+    """The sampler sees the rank's exit code before its parent has waited for it."""
+    recording = record_two_steps(tmp_path)
+    recording.write_event(make_identity(0), 1.5, events.Hello, rank=0, local_rank=0)
+    recording.write_event(make_identity(0), 51, events.Goodbye)
+    recording.write_event(recording.node, 52, events.RankGone, rank=0, pid=make_identity(0).pid, exit_code=code)
+    recording.write_output(31, CRASHED_WORKER.format(error=error))
+    recording.write_event(recording.node, 53, events.JobEnded, exit_code=code % 256, signal=None, text="The job failed.")
+    assert [one.headline for one in _find_dead(recording, 60)] == ([] if headline is None else [headline])
+
+
 @pytest.mark.parametrize(("code", "said"), [(-15, "was killed by SIGTERM"), (None, "was killed by SIGINT")])
 def test_the_jobs_signal_counts_only_where_nobody_saw_the_ranks(tmp_path: Path, code: int | None, said: str) -> None:
     recording = record_two_steps(tmp_path)
@@ -591,4 +634,7 @@ def test_a_rank_that_ends_itself_with_the_code_of_a_signal(
     (dead,) = _find_dead(recording, 10)
     assert dead.evidence.get("signal_number") == number
     assert (f"ended with exit code {code}" in dead.headline) is (number is None)
+    name = signal.Signals(number).name if number is not None else ""
+    assert find_end_signal(recording.open_recording().at(BEGIN_NS + 10 * S)) == name
+    assert build_overview(recording.open_recording()).why == name
     assert ("By custom" in dead.details) is (number is None)

@@ -12,6 +12,7 @@ WORKER = '  File "/env/site-packages/torch/utils/data/_utils/worker.py", line 37
 OWN = '  File "train.py", line 3, in <module>'
 SENDING = '  File "/env/site-packages/torch/multiprocessing/reductions.py", line 620, in reduce_storage'
 KILLED = "RuntimeError: DataLoader worker (pid 24276) is killed by signal: "
+EXITED = "RuntimeError: DataLoader worker (pid(s) 24276) "
 BUS = (
     f"{KILLED}Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your limit."
 )
@@ -25,6 +26,9 @@ FULL = "RuntimeError: unable to allocate shared memory(shm) for file </torch_181
         (OWN, BUS, Short.SHARED_MEMORY, True),
         (WORKER, "RuntimeError: unable to write to file </torch_18692_1954506624>", Short.SHARED_MEMORY, True),
         (OWN, f"{KILLED}Killed. ", Short.WORKER, True),
+        (OWN, f"{KILLED}Segmentation fault. ", Short.CRASHED_WORKER, True),
+        (OWN, f"{EXITED}exited unexpectedly with exit code 3. Details are lost.", Short.EXITED_WORKER, True),
+        (OWN, f"{EXITED}exited unexpectedly", None, False),
         (OWN, "RuntimeError: received 0 items of ancdata", Short.SENT_TENSORS, False),
         (SENDING, "OSError: [Errno 24] Too many open files", Short.SENT_TENSORS, False),
         (OWN, "OSError: [Errno 24] Too many open files", Short.OPEN_FILES, False),

@@ -39,6 +39,7 @@ from zerotop_probe.inside.oom_recorder import OomRecorder
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.stacks import busy_threads, stack_sampler
 from zerotop_probe.inside.stacks.own_lines import OwnLines
+from zerotop_probe.inside.stacks.paths import name_own_file
 from zerotop_probe.inside.stacks.saving_lines import SavingLines
 from zerotop_probe.inside.ticker import Ticker
 from zerotop_probe.recording import directory, events, redact
@@ -140,6 +141,7 @@ class Probe:
         self.unused_graphs.begin_recording(recorder.write_event, names_lines=wants_stacks)
         self.graph_replays.begin_recording(recorder.write_event, names_lines=wants_stacks)
         recorder.costs.write_more = self.debug_modes.write_changes
+        recorder.costs.compilations.name_file = name_own_file
         self.watch.begin_recording(recorder.write_event, names_lines=wants_stacks)
         self.watch.read_memory = lambda: (
             (recorder.device.held_bytes, recorder.device.peak_bytes) if recorder.device is not None else (UNKNOWN, UNKNOWN)

@@ -573,6 +573,13 @@ class Garbage(Event):
     collections: int | None  # how often
 
 
+class FailedGuard(CodePlace):
+    """An assumption of compiled code that failed, so that torch.compile compiled again, and the line that made it."""
+
+    guard: str  # as PyTorch prints it, such as ``self.every == 1``; without texts
+    setting: str | None  # of torch._dynamo.config, in PyTorch's hint how to go without it; absent if it has none
+
+
 class Compiled(Event):
     """torch.compile compiled while training ran; counted at the end of a step, at most five times a second."""
 
@@ -580,6 +587,7 @@ class Compiled(Event):
     begin_ns: int  # time of the previous look at the counters, CLOCK_MONOTONIC
     graphs: int  # graphs that were compiled since then
     seconds: float | None  # time that compiling took; null if this version of PyTorch does not count it
+    failed: list[FailedGuard] | None  # the first guard that failed for each of the last ones; absent if it keeps none
 
 
 class DebugMode(CodePlace, Event):

@@ -47,6 +47,7 @@ class Job:
     engine: EngineSummary  # the first engine or loop
     state: JobState
     exit_code: int | None
+    exit_signal: str  # behind the end of its command; "" without one
     exit_text: str  # one sentence on how it ended, or what it waits for
     notices: tuple[str, ...]  # one sentence each: no NVIDIA driver, a silent rank, a stopped sampler
     prints_here: bool = True  # False after attaching: the output goes to the job's own terminal

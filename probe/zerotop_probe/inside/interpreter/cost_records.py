@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.interpreter.collector_clock import CollectorClock
@@ -22,7 +23,7 @@ class CostRecords:
         self._meter = meter
         self._last_ns = -_EVERY_NS
         self._collector = CollectorClock()
-        self._compilations = CompilationCounter()
+        self.compilations = CompilationCounter()
         self._cost_ns = 0  # in the last record
         self.write_more: Callable[[int, int], None] = lambda time_ns, step: None
         """Records what else there is, by the time and the last finished step."""
@@ -51,8 +52,9 @@ class CostRecords:
             self._events.write(time_ns, events.Garbage, step=step, begin_ns=done.begin_ns, **facts)
 
     def _write_compiled(self, time_ns: int, step: int) -> None:
-        if (done := self._compilations.take_graphs(time_ns)) is not None:
-            facts = {"begin_ns": done.begin_ns, "graphs": done.graphs, "seconds": done.seconds}
+        if (done := self.compilations.take_graphs(time_ns)) is not None:
+            facts: dict[str, Any] = {"begin_ns": done.begin_ns, "graphs": done.graphs, "seconds": done.seconds}
+            facts |= {"failed": done.failed} if done.failed else {}
             self._events.write(time_ns, events.Compiled, step=step, **facts)
 
     def stop(self) -> None:

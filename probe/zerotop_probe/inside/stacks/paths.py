@@ -92,3 +92,9 @@ def _find_unnamed() -> str:
         return ""
     path = frame.f_code.co_filename
     return path if path.startswith("<") else ""
+
+
+def name_own_file(path: str) -> str | None:
+    """Return the name of a file of the job's own code; None for another file."""
+    name = PathNames.for_this_process().name_file(path)
+    return name.text if name is not None and name.is_own else None

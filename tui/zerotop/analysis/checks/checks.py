@@ -78,7 +78,7 @@ def _check_end(run: RecordedRun) -> Check:
     if job.state is not JobState.ENDED:
         text = job.exit_text or "The job still runs."
         return Check("end", CheckOutcome.SKIPPED, text)
-    code = "an unknown exit code" if job.exit_code is None else describe_exit_code(job.exit_code, job.launcher)
+    code = "an unknown exit code" if job.exit_code is None else describe_exit_code(job.exit_code, job.exit_signal)
     if job.exit_code is None:
         return Check("end", CheckOutcome.SKIPPED, f"The job ended with {code}.")
     return _make_check("end", job.exit_code == 0, f"The job ended with {code}.")

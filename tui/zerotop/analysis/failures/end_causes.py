@@ -27,6 +27,8 @@ class Short(Enum):
     SENT_TENSORS = "open files of tensors that were sent"
     SPACE = "space"  # on a file system
     WORKER = "worker"  # a signal killed it: the reason is elsewhere
+    CRASHED_WORKER = "crashed worker"  # a signal of its own doing
+    EXITED_WORKER = "exited worker"  # it ended itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class WorkerShortage:
     folder: str = ""  # of the file that found no space, if it is known
     worker_pid: int | None = None
     signal: str = ""  # in the words of PyTorch, such as "Killed"
+    exit_code: int | None = None  # of a worker that ended itself
 
 
 _OPEN_FILES = re.compile(r"(?P<sent>received \d+ items of ancdata)|Too many open files")
@@ -50,8 +53,11 @@ _FULL_SHM = re.compile(
 )
 _SPACE = re.compile(r"No space left on device(?:: '(?P<path>[^']+)')?")
 _WORKER = re.compile(
-    r"DataLoader worker \(pid(?:\(s\))? (?P<pid>\d+)[^)]*\) (?:is killed by signal: (?P<signal>[A-Z][\w ]*)|exited)"
+    r"DataLoader worker \(pid(?:\(s\))? (?P<pid>\d+)[^)]*\) (?:is killed by signal: (?P<signal>[A-Z][\w ]*)"
+    r"|exited(?: unexpectedly with exit code (?P<code>\d+))?)"
 )
+# Signals that compiled code ends its process with, as PyTorch names them.
+_CRASH_WORDS = ("Segmentation fault", "Aborted", "Illegal instruction", "Floating point exception", "Bus error")
 _WORKER_FILE = "torch/utils/data/_utils/worker.py"
 
 
@@ -70,7 +76,10 @@ def find_shortage(traceback: Traceback) -> WorkerShortage | None:
         folder = os.path.dirname(match["path"] or "")
         is_shared = folder.startswith("/dev/shm")
         return WorkerShortage(Short.SHARED_MEMORY if is_shared else Short.SPACE, is_worker, folder)
-    return WorkerShortage(Short.WORKER, True, worker_pid=pid, signal=signal) if signal else None
+    if signal:
+        return WorkerShortage(Short.CRASHED_WORKER if signal in _CRASH_WORDS else Short.WORKER, True, "", pid, signal)
+    code = worker["code"] if worker is not None else None
+    return WorkerShortage(Short.EXITED_WORKER, True, "", pid, exit_code=int(code)) if code else None
 
 
 class EndCause(NamedTuple):
@@ -316,7 +325,26 @@ SHORTAGES = {
         advice="Look at the kernel's log: if host memory was short, use fewer workers or a smaller prefetch_factor.",
         fix="dmesg -T | grep -i kill",
     ),
+    Short.CRASHED_WORKER: _SHARED_MEMORY._replace(
+        headline="{who}[ (PID {worker_pid})] crashed: {worker_signal}",
+        details="{text}",
+        advice=(
+            "Compiled code crashed that its dataset calls. With this argument of the DataLoader, and faulthandler imported,"
+            " the worker prints which line called it."
+        ),
+        fix="worker_init_fn=lambda _: faulthandler.enable()",
+    ),
+    Short.EXITED_WORKER: _SHARED_MEMORY._replace(
+        headline="{who}[ (PID {worker_pid})] ended itself with exit code {worker_code}",
+        details="{text}",
+        advice=(
+            "Look for sys.exit() and os._exit() in its dataset and collate_fn. Without workers these run in the rank, where"
+            " such a call is recorded with its line."
+        ),
+        fix="num_workers=0",
+    ),
 }
+_OF_WORKER = (Short.WORKER, Short.CRASHED_WORKER, Short.EXITED_WORKER)
 
 
 def choose_shortage(
@@ -331,9 +359,10 @@ def choose_shortage(
     who = worker if shortage.is_worker else process
     sizes = [event.shared_memory_bytes for event in at.events_of(Node) if event.writer.host == host]
     return SHORTAGES[shortage.kind], {
-        "who": who[0].upper() + who[1:] if shortage.kind is Short.WORKER else who,
+        "who": who[0].upper() + who[1:] if shortage.kind in _OF_WORKER else who,
         "folder": shortage.folder or None,
         "worker_pid": shortage.worker_pid,
         "worker_signal": shortage.signal,
+        "worker_code": shortage.exit_code,
         "shared_bytes": next(filter(None, reversed(sizes)), None) if shortage.kind is Short.SHARED_MEMORY else None,
     }

@@ -179,11 +179,14 @@ def find_ends(at: At, sources: Sequence[Source]) -> list[RankEnd]:
         if report is None and one.seen_code is None and job is not None:
             report = read_job_end(at, job)
         ended_ns = one.exit_ns if one.exit_ns is not None else at.cursor_ns
-        has_code = report is not None and report.is_first and report.exit_code > 0
+        is_only = len(ended) == 1
+        own_code = one.seen_code if is_only and one.seen_code != -signal.SIGINT else None
+        code = report.exit_code if report is not None else own_code
+        has_code = (report is None or report.is_first) and (code or 0) > 0
         traceback = one.find_traceback(printed, ended_ns, with_unmarked=has_code)
         launcher = launchers.get(one.process.pid, "")
         end = RankEnd(one.process, report, traceback, one.seen_code, not one.has_vanished, launcher)
-        if one.has_vanished or traceback is not None or (report is not None and report.exit_code):
+        if one.has_vanished or traceback is not None or code:
             is_later = report is None or not report.is_first
             time_ns = traceback.time_ns if traceback is not None else ended_ns
             failed.append((end.is_consequence, is_later, time_ns, one.last_record_ns, end))

@@ -305,7 +305,7 @@ def _compare_findings(sides: Sides) -> Iterator[Measure]:
 def _describe_end(side: RecordedRun) -> str:
     job = side.view.job
     if job.state is JobState.ENDED:
-        return "ended" if job.exit_code is None else describe_exit_code(job.exit_code, job.launcher)
+        return "ended" if job.exit_code is None else describe_exit_code(job.exit_code, job.exit_signal)
     return {JobState.LOST: "unknown", JobState.DETACHED: "detached"}.get(job.state, "running")
 
 

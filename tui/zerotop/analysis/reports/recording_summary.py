@@ -14,7 +14,7 @@ from zerotop.analysis.steps.job_pace import measure_iteration
 from zerotop.analysis.views.job_exit import is_left_running, read_ending
 from zerotop.recording.events.event_files import E
 from zerotop.recording.moments.devices import locate_allocators
-from zerotop.recording.moments.process_exits import find_signal_name, read_launcher
+from zerotop.recording.moments.process_exits import find_end_signal
 from zerotop.recording.reader import Recording
 from zerotop.recording.samples import Rows
 from zerotop.recording.steps.missing_steps import find_recorded
@@ -170,8 +170,7 @@ def _describe_failure(recording: Recording, exit_code: int | None) -> str:
         return OUT_OF_HOST_MEMORY
     if recording.events_of(events.StopSent):
         return "stopped"
-    name = find_signal_name(exit_code, read_launcher(recording.at())) if exit_code is not None else None
-    return end.signal or name or ""
+    return find_end_signal(recording.at())
 
 
 def _find_last(recording: Recording, kind: type[E]) -> E | None:

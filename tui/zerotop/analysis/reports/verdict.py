@@ -101,7 +101,7 @@ def _describe_end(view: LiveView, failure: End | None) -> tuple[str, Outcome]:
     if job.state is JobState.ENDED and job.exit_code is None:
         return f"Ended {after}; the exit code is not known.", Outcome.OPEN
     if job.state is JobState.ENDED and job.exit_code is not None:
-        return f"Ended with {describe_exit_code(job.exit_code, job.launcher)} {after}.", Outcome.FAILED
+        return f"Ended with {describe_exit_code(job.exit_code, job.exit_signal)} {after}.", Outcome.FAILED
     if job.state is JobState.DETACHED:
         return f"The recording was ended {after}, and the job went on.", Outcome.OPEN
     if job.state is JobState.LOST:

@@ -26,7 +26,7 @@ from zerotop.analysis.views.notices import describe_notices, describe_rank_files
 from zerotop.analysis.views.restarts import group_attempts
 from zerotop.analysis.views.rhythm import RhythmInference
 from zerotop.analysis.views.watching_cost import measure_cost
-from zerotop.recording.moments.process_exits import read_exits, read_launcher
+from zerotop.recording.moments.process_exits import find_end_signal, read_exits, read_launcher
 from zerotop.recording.output.transcript import Transcript
 from zerotop.recording.reader import Recording
 from zerotop.recording.samples import Rows
@@ -256,6 +256,7 @@ class RecordingSource:
             engine=EngineSummary(**parse_engine(facts) | measure_batch(facts, self.find_lead_steps(cursor))),
             state=state,
             exit_code=code,
+            exit_signal=find_end_signal(self.recording.at(cursor)) if state is JobState.ENDED else "",
             exit_text=text,
             notices=describe_notices(self.recording.at(cursor), losses, self._steps.rank_steps),
             prints_here=not self.recording.events_of(Attached, cursor),

@@ -10,7 +10,18 @@ from zerotop.recording.keys import ProcessKey, RankProcess, identify_process
 from zerotop.recording.moments.moment import Moment, at_event
 from zerotop.recording.table_files import Source
 from zerotop_probe.recording.event_base import Event
-from zerotop_probe.recording.events import Attached, Goodbye, Hello, JobEnded, JobStarted, Joined, Left, Parted, RankGone
+from zerotop_probe.recording.events import (
+    Attached,
+    Goodbye,
+    Hello,
+    JobEnded,
+    JobStarted,
+    Joined,
+    Left,
+    Parted,
+    RankFound,
+    RankGone,
+)
 from zerotop_probe.recording.launchers import LAUNCHERS
 
 _KINDS: tuple[type[Event], ...] = (RankGone, Goodbye, Left, JobEnded, Parted, JobStarted, Attached, Joined)
@@ -129,10 +140,25 @@ def find_signal_name(exit_code: int, launcher: str = "") -> str | None:
         return None
 
 
-def describe_exit_code(exit_code: int, launcher: str) -> str:
+@at_event()
+def find_end_signal(moment: Moment) -> str:
+    """Return the name of the signal behind the end of the job's command; "" without one, and where the code is a rank's own.
+
+    A rank can exit with 137 itself. Its own process shows a signal by other means: only a shell's code is 128 more.
+    """
+    ended = next(iter(moment.events_of(JobEnded)[-1:]), None)
+    if ended is None or ended.exit_code is None or ended.signal:
+        return (ended and ended.signal) or ""
+    commands = {event.process_key for event in moment.events_of(JobStarted)}
+    ranks = {event.process_key for kind in (Hello, RankFound, RankGone) for event in moment.events_of(kind)}
+    if commands & ranks or any(event.exit_code == ended.exit_code for event in moment.events_of(RankGone)):
+        return ""
+    return find_signal_name(ended.exit_code, read_launcher(moment)) or ""
+
+
+def describe_exit_code(exit_code: int, signal_name: str) -> str:
     """Return ``exit code 1``, or ``exit code 247 (SIGKILL)`` where a signal is behind it."""
-    name = find_signal_name(exit_code, launcher)
-    return f"exit code {exit_code} ({name})" if name else f"exit code {exit_code}"
+    return f"exit code {exit_code} ({signal_name})" if signal_name else f"exit code {exit_code}"
 
 
 def find_first_exit(moment: Moment) -> ProcessExit | None:

@@ -98,7 +98,7 @@ def build_job_page(view: LiveView, glyphs: Glyphs) -> Group:
 def _describe_state(job: Job) -> str:
     if job.exit_code is None:
         return job.state.value
-    return f"{job.state.value}, {describe_exit_code(job.exit_code, job.launcher)}"
+    return f"{job.state.value}, {describe_exit_code(job.exit_code, job.exit_signal)}"
 
 
 def _format_batch(view: LiveView) -> str:

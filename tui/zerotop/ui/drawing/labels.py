@@ -7,7 +7,6 @@ import math
 from zerotop.analysis.engine import DEVICE_NAMES, EngineSummary
 from zerotop.analysis.formatting import format_count, pluralize
 from zerotop.analysis.live_view import Iterations, Job, JobState, LiveView
-from zerotop.recording.moments.process_exits import find_signal_name
 from zerotop.ui.drawing.formatting import MISSING, format_number, format_range
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row
@@ -125,8 +124,7 @@ def format_ending(job: Job) -> tuple[str, str]:
         return "", ""
     word = job.state.value.upper()
     if job.state is JobState.ENDED and job.exit_code is not None:
-        name = find_signal_name(job.exit_code, job.launcher)
-        word = f"KILLED ({name})" if name else f"EXIT {job.exit_code}"
+        word = f"KILLED ({job.exit_signal})" if job.exit_signal else f"EXIT {job.exit_code}"
     badges = {"good": "badge-good", "alert": "badge-bad"}
     return word, badges.get(choose_exit_style(job), "badge-past")
 

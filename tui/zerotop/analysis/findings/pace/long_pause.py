@@ -10,10 +10,11 @@ import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.causes.library_calls import find_library_call
+from zerotop.analysis.findings.support.causes.recompilations import find_failed_assumption
 from zerotop.analysis.findings.support.causes.step_change import measure_compiling, name_part
 from zerotop.analysis.findings.support.causes.thread_causes import find_busy_threads
 from zerotop.analysis.findings.support.lines import line_findings, stack_lines
-from zerotop.analysis.findings.support.lines.known_calls import COMPILE
+from zerotop.analysis.findings.support.lines.known_calls import COMPILE, RECOMPILES
 from zerotop.analysis.findings.support.links import (
     TO_DEAD_THREADS,
     Kinds,
@@ -61,10 +62,12 @@ _EVALUATION = _KIND.with_changes(
 )
 _RECOMPILED = _KIND.with_changes(
     headline="torch.compile compiled again {times:.0f} times since step {step}: {pause_s:seconds}",
-    details="Pauses of {longest_s:seconds} or less take {share:percent} of the training so far[, {most} of it at {line}].",
+    details="Pauses of {longest_s:seconds} or less take {share:percent} of the training so far[, {most} of it at {line}]."
+    "[ The last check that failed: {failed}.]",
     advice=COMPILE.advice,
-    fix=COMPILE.fix,
+    fix=RECOMPILES,
 )
+_SEE_ASSUMPTION = "An assumption of torch.compile keeps changing: with this it prints which one."
 _UNFINISHED = _KIND.with_changes(
     headline="Step {step} has taken {pause_s:seconds}, others {iteration_s:seconds}[: {place}]",
     details="It is as long as {iterations:.0f} iterations, and has not ended[; {cause}].",
@@ -269,8 +272,17 @@ def _build_recompiled(pause: _Pause, found: stack_lines.FoundLine) -> Finding:
     all_pauses, steps = (*pause.earlier, pause), pause.group.lead.steps_until(found.known_ns)
     lost, trained_s = [one.seconds for one in all_pauses], float(np.nansum(steps["iteration_s"]))
     evidence = {"pause_s": sum(lost), "longest_s": max(lost), "times": len(lost), "share": sum(lost) / trained_s}
-    kind = _RECOMPILED if found.line is not None else _RECOMPILED.with_changes(advice=_KIND.advice, fix=_KIND.fix)
-    rows, values = all_pauses[0].rows, line_findings.line_values(found.line)
+    kind = _RECOMPILED if found.line is not None else _RECOMPILED.with_changes(advice=_SEE_ASSUMPTION)
+    begin_ns, end_ns = all_pauses[0].find_delay().begin_ns, pause.find_delay().end_ns
+    failed = find_failed_assumption(pause.group.lead, begin_ns, end_ns, found.known_ns)
+    if failed is not None:
+        kind = kind.with_changes(advice="{remedy}", fix="{setting}")
+    values = {
+        "failed": failed and failed.text,
+        "remedy": failed and failed.advice[0],
+        "setting": failed and failed.advice[1],
+    }
+    rows, values = all_pauses[0].rows, {**values, **line_findings.line_values(found.line)}
     return kind.at_steps(pause.group, rows, evidence, known_ns=found.known_ns, **values)
 
 
@@ -313,7 +325,14 @@ def _build_finding(pause: _Pause, found: stack_lines.FoundLine) -> Finding:
     is_warm_up = line is None and int(np.searchsorted(steps["step"], pause.rows["step"][0])) <= WARM_UP_STEPS
     if is_compiling or is_warm_up:
         kind = kind.with_changes(severity=Severity.INFO)
-    cause = Text("torch.compile compiled {graphs:count graph}", {"graphs": compiled.graphs}) if is_compiling else None
+    cause = None
+    if is_compiling:
+        delay = pause.find_delay()
+        failed = find_failed_assumption(pause.group.lead, delay.begin_ns, delay.end_ns, found.known_ns)
+        compiling = "torch.compile compiled {graphs:count graph}[; the check that failed: {failed}]"
+        cause = Text(compiling, {"graphs": compiled.graphs, "failed": failed and failed.text})
+        if failed is not None:
+            kind = kind.with_changes(advice=failed.advice[0], fix=failed.advice[1])
     if line is None and not (is_compiling or pause.is_evaluation):
         delay = pause.find_delay()
         call = find_library_call(delay.process, delay.begin_ns, delay.end_ns, found.known_ns)

@@ -8,6 +8,7 @@ import numpy as np
 
 from zerotop.analysis.findings.support.causes import batch_causes, gpu_causes, host_causes, step_change, thread_causes
 from zerotop.analysis.findings.support.causes.allocator_calls import check_allocator_calls, check_cache_clearing
+from zerotop.analysis.findings.support.causes.recompilations import find_failed_assumption
 from zerotop.analysis.findings.support.causes.training_causes import (
     check_memory,
     check_modes,
@@ -15,6 +16,7 @@ from zerotop.analysis.findings.support.causes.training_causes import (
     check_training,
 )
 from zerotop.analysis.findings.support.evidence import Process
+from zerotop.analysis.findings.support.lines.known_calls import RECOMPILES
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN
 from zerotop.analysis.findings.support.steps.fp16_warmup import SKIPPED_STEPS, count_skipped_first
 from zerotop.analysis.findings.support.thresholds import (
@@ -48,7 +50,7 @@ _COMPILING: step_change.Advice = (
 )
 _COMPILING_AGAIN: step_change.Advice = (
     "See why it compiles again: with TORCH_LOGS=recompiles it prints the assumption that failed.",
-    "export TORCH_LOGS=recompiles",
+    RECOMPILES,
 )
 _GROWTH: step_change.Advice = (
     "Look for a list that grows and that the training goes through again and again.",
@@ -117,11 +119,16 @@ def _check_compiling(change: step_change.StepChange) -> step_change.Cause | None
     if not change.process.events_of(events.Compiled):
         return None
     before, after = (step_change.measure_compiling(change.process, rows) for rows in (change.before, change.after))
-    if after.seconds - before.seconds >= change.added_s / 2 > 0:
+    if after.graphs and after.seconds - before.seconds >= change.added_s / 2 > 0:
         is_by_shapes = any(len(np.unique(change.phased[1][name])) > 1 for name in ("tokens", "rows"))
         shapes, advice = (" for batches of other shapes", _COMPILING) if is_by_shapes else ("", _COMPILING_AGAIN)
         steps = step_change.count_iterations(change.after)
         text = f"torch.compile compiled {format_count(after.graphs, 'graph')} in {steps} steps{shapes}"
+        rows = change.after
+        span = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
+        failed = find_failed_assumption(change.process, *span, change.latest_ns)
+        if failed is not None and not is_by_shapes:
+            text, advice = f"{text}, where the last check that failed was {failed.text}", failed.advice
         return step_change.Cause(text, *advice, 0.9)
     if after.seconds - before.seconds <= change.added_s / 2 < 0:
         return step_change.Cause(f"torch.compile had compiled {format_count(before.graphs, 'graph')} before", "", "", 0.9)

@@ -8,9 +8,10 @@ from zerotop.analysis.code_line import find_own
 from zerotop.analysis.findings.support.causes.step_change import Advice
 from zerotop.analysis.findings.support.rank_process import Process
 from zerotop.analysis.formatting import Text
+from zerotop.analysis.steps.training_changes import describe_changes
 from zerotop.recording.events.event_files import select_events
 from zerotop_probe.recording.event_values import SLOW
-from zerotop_probe.recording.events import Stacks
+from zerotop_probe.recording.events import Stacks, TorchFlags
 
 # Samples outside backward, of which only its beginning is seen, and the share of them in one call.
 _FEWEST, _SHARE = 10, 0.8
@@ -20,6 +21,7 @@ _CONVOLUTION: Advice = (
     "Keep the sizes of batches the same, pad them to a few, or let cuDNN choose without trying:",
     "torch.backends.cudnn.benchmark = False",
 )
+_SWITCH = "cudnn.benchmark"
 _NO_ADVICE: Advice = ("", "")
 
 
@@ -35,10 +37,14 @@ def find_library_call(process: Process, begin_ns: int, end_ns: int, known_ns: in
     (name, count), *_ = counts.most_common(1) or [("", 0)]
     if count < max(_FEWEST, _SHARE * counts.total()):
         return None
-    is_convolution = process.is_on_gpu and name.startswith(_CONVOLUTIONS)
+    flags = [flag.cudnn_benchmark for flag in process.events_of(TorchFlags) if flag.unix_ns <= known_ns]
+    switched = [one for one in process.find_changes(0, end_ns, known_ns) if one.name == _SWITCH]
+    is_off = False in flags and not switched
+    is_convolution = process.is_on_gpu and name.startswith(_CONVOLUTIONS) and not is_off
     text = "its forward was in {name}"
     if is_convolution:
-        return Text(
-            f"{text}, which takes long where cuDNN tries its algorithms for a new size", {"name": name}
-        ), _CONVOLUTION
+        began = [one for one in switched if one.after == "True" and one.end_ns >= begin_ns]
+        values = {"name": name, "change": describe_changes(began) or None}
+        text += ", which takes long where cuDNN tries its algorithms for a new size[; since then {change}]"
+        return Text(text, values), _CONVOLUTION
     return Text(text, {"name": name}), _NO_ADVICE

@@ -17,6 +17,8 @@ class KnownCall(NamedTuple):
     title: str = ""  # how a sentence names it, where its functions are of no use to a reader
 
 
+RECOMPILES = "TORCH_LOGS=recompiles {command}"
+"""Makes torch.compile print each assumption that failed."""
 EMPTY_CACHE = "torch.cuda.empty_cache"
 
 COMPILE = KnownCall(
@@ -30,9 +32,9 @@ COMPILE = KnownCall(
         "torch._inductor.compile_fx_inner",
         "torch._inductor.GraphLowering.compile_to_module",
     ),
-    "An assumption of torch.compile at {location} keeps changing, most often a shape: let it compile for all shapes, or pad"
-    " batches to a few lengths. TORCH_LOGS=recompiles makes it print each change.",
-    "torch.compile(..., dynamic=True)",
+    "An assumption of torch.compile at {location} keeps changing: see which one. If it is a shape, dynamic=True compiles for"
+    " all shapes; or pad batches to a few lengths.",
+    RECOMPILES,
     title="torch.compile, which compiles again",
 )
 
