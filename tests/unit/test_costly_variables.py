@@ -26,12 +26,21 @@ def find(folder: Path, environment: dict[str, str], **facts: Any) -> dict[str, s
 
 
 def find_all(
-    folder: Path, environment: dict[str, str], *, device: str = "cuda:0", busy: float = 55.0
+    folder: Path,
+    environment: dict[str, str],
+    *,
+    device: str = "cuda:0",
+    busy: float = 55.0,
+    reserved_gib: dict[float, float] | None = None,
+    failed_s: float | None = None,
 ) -> tuple[Finding, ...]:
-    """Write 12 s of steps of 0.1 s, whose thread computes all the time; return what is found."""
+    """Write 12 s of steps of 0.1 s, whose thread computes all the time; return what is found.
+
+    ``reserved_gib``: of a device of 10 GiB, from a second on; memory runs out at ``failed_s``.
+    """
     times = [int(tick * S / 10) for tick in range(120)]
     spans = [
-        make_span(step / 10 + begin, step / 10 + end, phase, step, BOUNDARY if phase == "step" else 0)
+        make_span(step / 10 + begin, step / 10 + end, phase, step, BOUNDARY if phase == "step" else 0, tokens=64)
         for step in range(120)
         for phase, begin, end in (("forward", 0.0, 0.04), ("backward", 0.04, 0.09), ("step", 0.09, 0.0999))
     ]
@@ -41,11 +50,19 @@ def find_all(
     write_table(folder, GPUS, node, *gpus).close()
     used = (make_record(PROCESSES, time_ns=at, pid=100, rank=0, cores_used=1.0) for at in times)
     write_table(folder, PROCESSES, node, *used).close()
-    allocator = (make_record(ALLOCATOR, time_ns=at, device=0) for at in times)
+    levels = [0, *(round(size * 2**30) for size in (reserved_gib or {}).values())]
+    held = [levels[sum(second * S <= at for second in reserved_gib or {})] for at in times]
+    pairs = zip(times, held, strict=True)
+    allocator = (
+        make_record(ALLOCATOR, time_ns=at, device=0, reserved_bytes=size, reserved_peak_bytes=size) for at, size in pairs
+    )
     write_table(folder, ALLOCATOR, make_identity(0), *allocator, peaks="window").close()
     writer = EventWriter(str(folder), make_identity(0), clock=_CLOCK)
     writer.write(0, events.Hello, rank=0, torch="2.11.0", environment=environment)
-    writer.write(0, events.Engine, engine=0, kind="loop", device=device)
+    devices = [{"ordinal": 0, "total_bytes": 10 * 2**30}] if reserved_gib else None
+    writer.write(0, events.Engine, engine=0, kind="loop", device=device, devices=devices)
+    if failed_s is not None:
+        writer.write(int(failed_s * S), events.OutOfMemory, device=0, requested_bytes=2**30)
     writer.close()
     recording = read_recording(folder)
     runner = detection.Detection(recording, [costly_variables.detect, host_pace.detect])
@@ -65,6 +82,26 @@ def find_all(
 def test_a_costly_variable_is_reported(tmp_path: Path, environment: dict[str, str], told: dict[str, str]) -> None:
     """And is the reason why the GPU waits, in place of the time of a launch."""
     assert find(tmp_path, environment) == told
+
+
+@pytest.mark.parametrize(
+    ("reserved_gib", "failed_s", "is_offered"),
+    [
+        ({0.0: 2.0}, None, True),
+        ({0.0: 2.0}, 11.0, False),
+        ({0.0: 2.0, 11.0: 7.0}, None, False),
+        ({0.0: 7.0, 1.0: 2.0}, None, False),
+    ],
+)
+def test_more_rows_are_advised_only_while_memory_has_never_been_full(
+    reserved_gib: dict[float, float], failed_s: float | None, is_offered: bool, tmp_path: Path
+) -> None:
+    """Steps 20 to 79 are judged at 8 s; what is known later takes the advice back."""
+    last = find_all(tmp_path, {}, reserved_gib=reserved_gib, failed_s=failed_s)[-1]
+    assert last.name == "launch_bound"
+    assert ("more than 2 rows" in last.advice) is is_offered
+    assert ("batch_size=4" in last.fix) is is_offered
+    assert "fewer, larger operations" in last.advice.lower()
 
 
 def test_room_is_told_as_of_the_last_reading() -> None:
