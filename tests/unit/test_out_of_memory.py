@@ -394,6 +394,26 @@ def test_evaluations_that_held_as_much_or_had_smaller_batches(left: list[float],
     assert "This evaluation held" not in str(require_post_mortem(recording).cause)
 
 
+def test_the_micro_batch_of_an_evaluation_is_the_models_input(tmp_path: Path) -> None:
+    """A variable of the script has one token more."""
+    recording = PlantedRecording(tmp_path)
+    record_evaluations(recording, [1, 1], [8, 8], sequence=65, tokens=65 * 8)
+    post_mortem = require_post_mortem(recording)
+    assert (post_mortem.rows, post_mortem.sequence, post_mortem.tokens) == (8, 64, 512)
+
+
+@pytest.mark.parametrize(("micro_step", "sequence"), [(None, 64), (0, 65)])
+def test_a_variable_of_which_the_script_cuts_a_token(micro_step: int | None, sequence: int, tmp_path: Path) -> None:
+    """In a counted step the batch is that of a variable, else it is that of a forward."""
+    recording, who = PlantedRecording(tmp_path), make_identity(0)
+    recording.write_engine(micro_batch=8)
+    of = {"phase": PHASE_CODE["forward"], "rows": 8, "sequence": 64, "tokens": 512}
+    recording.write_records(tables.SPANS, who, [make_whole_span(S, 2 * S, **of)])
+    facts = {"phase": "", "micro_step": micro_step, "rows": 8, "sequence": 65, "tokens": 520}
+    recording.write_event(who, 5, events.OutOfMemory, **(OOM | facts))
+    assert require_post_mortem(recording).sequence == sequence
+
+
 def test_in_a_counted_step_the_failed_call_tells_the_phase(tmp_path: Path) -> None:
     recording, who = PlantedRecording(tmp_path), make_identity(0)
     recording.write_engine(micro_batch=4)

@@ -59,7 +59,10 @@ class OomRecorder:
         counted = recorder.counted.unrecorded_step
         step = span.step if span else counted[1] if counted else None
         # In a counted step it is that of an earlier step: then the batch is looked for on the stack.
-        forward = None if counted else recorder.last_forward
+        # An evaluation is recorded in any step.
+        forward, begun = recorder.last_forward, recorder.stack[0].begin_ns if recorder.stack else now()
+        if counted and forward is not None and forward.begin_ns < begun:
+            forward = None
         if forward is not None:
             forward.measure_batch()
             sizes: tuple[int, int, int] | None = (forward.rows, forward.sequence, forward.tokens)
@@ -67,7 +70,7 @@ class OomRecorder:
             sizes = find_batch(self._watch.find_frame())
         if self._event_count <= _MAX_COUNTS and device == self._peaks.device:
             self._count_guard.run_once(self._watch.count_at_failure, step or 0)
-        graphs = self._graphs.describe_evaluation(recorder.stack[0].begin_ns) if recorder.stack else None
+        graphs = self._graphs.describe_evaluation(begun)
         recorder.write_event(
             now(),
             events.OutOfMemory,

@@ -139,8 +139,14 @@ def _explain_error(
     phase = error.phase or ""
     outer_phase = last_moments.find_outermost(at.at(error.unix_ns), process) or phase
     spans = last_moments.read_last_spans(at, process, error.unix_ns)
-    if error.rows is None:  # in a counted step
-        facts = events.OutOfMemoryFacts({**error.facts, **last_moments.find_failed_batch(at, process, error.unix_ns)})
+    # In a counted step the batch is unknown, or that of a variable, of which the script may have cut a token.
+    batch = last_moments.find_failed_batch(at, process, error.unix_ns)
+    if not batch and outer_phase == "eval":
+        batch = last_moments.find_evaluated_batch(at, process, error.unix_ns)
+    if not batch and error.rows is not None and error.micro_step is None:
+        batch = last_moments.find_cut_batch(at.at(error.unix_ns), process, error)
+    if batch:
+        facts = events.OutOfMemoryFacts({**error.facts, **batch})
     if (
         not phase
         and (failed := last_moments.find_failed_spans([span for span in spans if span.begin_ns >= error.unix_ns]))
