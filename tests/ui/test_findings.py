@@ -13,6 +13,7 @@ from textual.widgets import OptionList
 from played_source import PlayedSource
 from story_app import Watch
 from waiting import wait_until
+from zerotop.analysis.failures.end import End
 from zerotop.analysis.findings import Finding, Severity, load_kinds
 from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
@@ -139,6 +140,20 @@ async def test_a_failure_is_shown_in_full_with_what_to_do() -> None:
         text = " ".join(seen.text().split())
         assert "the rest of it follows after that." in text
         assert "→ Set what helps with out_of_memory: out_of_memory=1" in text
+
+
+def test_after_a_failure_its_advice_comes_before_explanations() -> None:
+    cursor_ns = BEGIN_NS + int(75e9)
+    end = End(kind="memory", ranks=(0,), unix_ns=FULL.begin_ns, what="It ended.", where="", why="", advice="Keep less.")
+
+    def choose(*found: Finding) -> Finding | None:
+        return choose_finding(rank_findings(found, np.empty(0, STEP_DTYPE), cursor_ns), cursor_ns, end)
+
+    assert choose(REAL, FULL) is FULL
+    assert choose(SPIKE, FULL, REAL) is SPIKE  # the failure is told above it
+    assert choose(REAL) is REAL
+    notices = build_notices(PlayedSource("story", float).view_at(cursor_ns), finding=FULL, failure=end, roomy=False)
+    assert [notice.sentence for notice in notices[:2]] == ["It ended.", "Keep less."]
 
 
 async def test_the_feed_shows_all_and_goes_there() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -27,25 +27,26 @@ def find(folder: Path, environment: dict[str, str], **facts: Any) -> dict[str, s
     return {one.name: one.severity.value for one in find_all(folder, environment, **facts)}
 
 
-def find_all(
-    folder: Path,
-    environment: dict[str, str],
-    *,
-    device: str = "cuda:0",
-    busy: float = 55.0,
-    sampled: Sequence[tuple[int, list[PythonFrame]]] = (),
-    lengths: tuple[float, float] = (0.1, 0.1),
-    threads: dict[str, float] | None = None,
-) -> tuple[Finding, ...]:
-    """Write 12 s of steps of 0.1 s, or of these lengths in turn, whose thread computes all the time; return what is found.
+class Job(NamedTuple):
+    """What steps of 0.1 s for 12 s are like, whose threads compute all the time."""
 
-    ``sampled``: stacks of step 7, innermost frame first, and how often each was seen. ``threads``: the cores that each
-    thread of the process uses, the first one's first.
-    """
-    threads = {"python3": 1.0} if threads is None else threads
+    sampled: Sequence[
+        tuple[int, list[PythonFrame]]
+    ] = ()  # stacks of step 7, innermost frame first, and how often each was seen
+    lengths: tuple[float, float] = (0.1, 0.1)  # of the steps in turn
+    threads: Mapping[str, float] = MappingProxyType({"python3": 1.0})  # the cores of each thread, the first one's first
+    reserved_gib: Mapping[float, float] = MappingProxyType({})  # of a device of 10 GiB, from a second on
+    failed_s: float | None = None  # when memory runs out
+
+
+def find_all(
+    folder: Path, environment: dict[str, str], *, device: str = "cuda:0", busy: float = 55.0, **facts: Any
+) -> tuple[Finding, ...]:
+    """Write such a job; return what is found."""
+    sampled, lengths, threads, reserved_gib, failed_s = Job(**facts)
     times = [int(tick * S / 10) for tick in range(120)]
     spans = [
-        make_span(at + length * begin, at + length * end, phase, step, BOUNDARY if phase == "step" else 0)
+        make_span(at + length * begin, at + length * end, phase, step, BOUNDARY if phase == "step" else 0, tokens=64)
         for step in range(120)
         for at, length in [(step // 2 / 5 + (step % 2) * lengths[0], lengths[step % 2])]
         for phase, begin, end in (("forward", 0.0, 0.4), ("backward", 0.4, 0.9), ("step", 0.9, 0.999))
@@ -62,16 +63,24 @@ def find_all(
         for number, (name, cores) in enumerate(threads.items())
     ]
     write_table(folder, THREADS, node, *each).close()
-    allocator = (make_record(ALLOCATOR, time_ns=at, device=0) for at in times)
+    levels = [0, *(round(size * 2**30) for size in reserved_gib.values())]
+    held = [levels[sum(second * S <= at for second in reserved_gib)] for at in times]
+    pairs = zip(times, held, strict=True)
+    allocator = (
+        make_record(ALLOCATOR, time_ns=at, device=0, reserved_bytes=size, reserved_peak_bytes=size) for at, size in pairs
+    )
     write_table(folder, ALLOCATOR, make_identity(0), *allocator, peaks="window").close()
     writer = EventWriter(str(folder), make_identity(0), clock=_CLOCK)
     writer.write(0, events.Hello, rank=0, torch="2.11.0", environment=environment)
-    writer.write(0, events.Engine, engine=0, kind="loop", device=device)
+    devices = [{"ordinal": 0, "total_bytes": 10 * 2**30}] if reserved_gib else None
+    writer.write(0, events.Engine, engine=0, kind="loop", device=device, devices=devices)
     for count, frames in sampled:
         named = [frame._asdict() for frame in frames]
         stacks = [{"count": count, "seconds": 0.1, "frames": list(range(len(frames)))}]
-        facts: dict[str, Any] = {"where": "unknown phase", "why": "share", "step": 7, "last_step": 7, "samples": count}
-        writer.write(S, events.Stacks, begin_ns=S // 2, end_ns=S, frames=named, stacks=stacks, **facts)
+        seen: dict[str, Any] = {"where": "unknown phase", "why": "share", "step": 7, "last_step": 7, "samples": count}
+        writer.write(S, events.Stacks, begin_ns=S // 2, end_ns=S, frames=named, stacks=stacks, **seen)
+    if failed_s is not None:
+        writer.write(int(failed_s * S), events.OutOfMemory, device=0, requested_bytes=2**30)
     writer.close()
     recording = read_recording(folder)
     runner = detection.Detection(recording, [costly_variables.detect, host_pace.detect])
@@ -141,6 +150,26 @@ def test_the_gpu_waits_for_launches_if_the_threads_that_launch_are_busy(
     tmp_path: Path, threads: dict[str, float], told: bool
 ) -> None:
     assert ("launch_bound" in find(tmp_path, {}, threads=threads)) == told
+
+
+@pytest.mark.parametrize(
+    ("reserved_gib", "failed_s", "is_offered"),
+    [
+        ({0.0: 2.0}, None, True),
+        ({0.0: 2.0}, 11.0, False),
+        ({0.0: 2.0, 11.0: 7.0}, None, False),
+        ({0.0: 7.0, 1.0: 2.0}, None, False),
+    ],
+)
+def test_more_rows_are_advised_only_while_memory_has_never_been_full(
+    reserved_gib: dict[float, float], failed_s: float | None, is_offered: bool, tmp_path: Path
+) -> None:
+    """Steps 20 to 79 are judged at 8 s; what is known later takes the advice back."""
+    last = find_all(tmp_path, {}, reserved_gib=reserved_gib, failed_s=failed_s)[-1]
+    assert last.name == "launch_bound"
+    assert ("more than 2 rows" in last.advice) is is_offered
+    assert ("batch_size=4" in last.fix) is is_offered
+    assert "fewer, larger operations" in last.advice.lower()
 
 
 def test_room_is_told_as_of_the_last_reading() -> None:

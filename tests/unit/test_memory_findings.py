@@ -277,26 +277,45 @@ def test_the_lines_of_logits(tmp_path: Path) -> None:
     ) in logits.details
 
 
-@pytest.mark.parametrize(("after", "told"), [(5.0, ""), (8.0, ", 3.00 GiB of them in tensors that outlived the next step")])
-def test_tensors_that_evaluation_leaves_are_told_once_a_step_has_ended(after: float, told: str, tmp_path: Path) -> None:
-    """A variable has the last outputs of an evaluation until it gets others, at the latest in the next step."""
-    recording, who = PlantedRecording(tmp_path), make_identity(0)
+def record_evaluation(folder: Path, after: float, *, kept: float = 16, steps: int = 20) -> Recording:
+    """Return a recording with an evaluation before step 10; ``after``: allocated after each later step, in GiB."""
+    recording, who = PlantedRecording(folder), make_identity(0)
     recording.write_engine()
     spans, readings = [], []
-    for step in range(20):
+    for step in range(steps):
         at = 10 + step
         if step == 10:
             spans.append(make_span(at, at + 0.3, "eval", step))
             readings.append(make_reading(at, 4.5, 10, phase="eval", edge="begin", step=step))
-            readings.append(make_reading(at + 0.3, 9, 16, phase="eval", edge="end", step=step))
+            readings.append(make_reading(at + 0.2, 9, 16, phase="eval", edge="end", step=step))
+            readings.append(make_reading(at + 0.3, 9, kept, phase="eval", edge="end", step=step))
         spans.append(make_span(at + 0.5, at + 0.9, "step", step, BOUNDARY))
         held, reserved = (5.0, 10) if step < 10 else (after, 16)
         readings.append(make_reading(at + 0.9, held, reserved, phase="step", edge="end", step=step))
+    if steps == 11:  # the process ends in the evaluation, and reads the allocator a last time
+        spans.pop()
     recording.write_records(SPANS, who, spans)
     recording.write_records(ALLOCATOR, who, readings, peaks="window")
-    (jump,) = find_named(recording.open_recording(), "validation_jump")
+    return recording.open_recording()
+
+
+@pytest.mark.parametrize(("after", "told"), [(5.0, ""), (8.0, ", 3.00 GiB of them in tensors that outlived the next step")])
+def test_tensors_that_evaluation_leaves_are_told_once_a_step_has_ended(after: float, told: str, tmp_path: Path) -> None:
+    """A variable has the last outputs of an evaluation until it gets others, at the latest in the next step."""
+    (jump,) = find_named(record_evaluation(tmp_path, after), "validation_jump")
     assert f"6.00 GiB stay reserved afterwards{told}" in jump.details
     assert ("tensors" in jump.details) is bool(told)
+
+
+def test_tensors_that_are_more_than_the_reserved_memory_that_stays_are_no_part_of_it(tmp_path: Path) -> None:
+    (jump,) = find_named(record_evaluation(tmp_path, 8, kept=12), "validation_jump")
+    assert "2.00 GiB stay reserved afterwards, and tensors of 3.00 GiB outlived the next step, which" in jump.details
+
+
+def test_nothing_stays_where_the_process_ended_in_the_evaluation(tmp_path: Path) -> None:
+    (jump,) = find_named(record_evaluation(tmp_path, 8, steps=11), "validation_jump")
+    assert jump.headline == "Evaluation raised reserved memory by 6.00 GiB to 16.00 GiB"
+    assert not any(word in jump.details for word in ("afterwards", "outlived", "to training"))
 
 
 def test_the_line_of_an_evaluation(tmp_path: Path) -> None:

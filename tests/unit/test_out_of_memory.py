@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory_recording import OOM, PlantedRecording, gib_to_bytes, make_record, record_two_steps
+from memory_recording import OOM, PlantedRecording, gib_to_bytes, make_reading, make_record, record_two_steps
 from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.failures.oom_evidence import OomCase
 from zerotop.analysis.failures.oom_log_parser import parse_output
@@ -327,6 +327,91 @@ def test_a_forward_may_be_an_evaluations(tmp_path: Path) -> None:
     assert (post_mortem.phase, post_mortem.outer_phase, post_mortem.setting) == ("forward", "eval", "batch_size")
     assert [(s.phase, s.failed) for s in post_mortem.spans] == [("eval", True), ("forward", True)]
     assert "Evaluation requested 30.00 GiB with a micro-batch of 160 x 512 tokens; 20.00 GiB of 79" in post_mortem.cause
+
+
+def make_whole_span(begin_ns: int, end_ns: int, **facts: int) -> tuple[Any, ...]:
+    """Return the record of a span with a micro-batch."""
+    values = {field.name: 0 for field in tables.SPANS.fields} | {"begin_ns": begin_ns, "end_ns": end_ns} | facts
+    return tuple(values.values())
+
+
+def record_evaluations(recording: PlantedRecording, left: list[float], rows: list[int], **facts: Any) -> None:
+    """Add evaluations of four forwards, each of which leaves so many gibibytes; in the last one memory runs out."""
+    who, begins, spans, readings = make_identity(0), [], [], []
+    for number, (size, count) in enumerate(zip(left, rows, strict=True)):
+        at = 10.0 * number + 5
+        is_last = number + 1 == len(left)
+        begins.append(make_record(tables.BEGINS, at, phase=PHASE_CODE["eval"], step=number))
+        readings.append(make_reading(at, 2, 5, phase="eval", edge="begin", step=number))
+        for forward in range(1, 5):
+            readings.append(make_reading(at + forward, 2 + size * forward, 5, phase="eval", edge="end", step=number))
+            batch = {"rows": count, "sequence": 64, "tokens": 64 * count}
+            begin_ns, end_ns = int((at + forward - 0.5) * S), int((at + forward) * S)
+            of = {"flags": tables.EVAL, "depth": 1, "step": number, "phase": PHASE_CODE["forward"], **batch}
+            spans.append(make_whole_span(begin_ns, end_ns, **of))
+        spans += [] if is_last else [make_span(at, at + 4, "eval", number)]
+    recording.write_engine(micro_batch=4, devices=[{"total_bytes": gib_to_bytes(140)}])
+    recording.write_records(tables.BEGINS, who, begins)
+    recording.write_records(tables.SPANS, who, spans)
+    recording.write_records(tables.ALLOCATOR, who, readings)
+    held = {"allocated_bytes": gib_to_bytes(2 + 4 * left[-1]), "requested_bytes": gib_to_bytes(1)}
+    usual = OOM | held | {"phase": "eval", "rows": rows[-1], "sequence": 64, "tokens": 64 * rows[-1]}
+    recording.write_event(who, at + 4.5, events.OutOfMemory, **(usual | facts))
+
+
+@pytest.mark.parametrize("limit_gib", [27, 140])
+def test_an_evaluation_that_held_more_than_those_before(limit_gib: float, tmp_path: Path) -> None:
+    """Its growth is the cause, not the limit of the process, and no line of a healthy evaluation is told."""
+    recording = PlantedRecording(tmp_path)
+    limits = {"limit_bytes": gib_to_bytes(limit_gib), "free_bytes": gib_to_bytes(110 if limit_gib < 140 else 0.5)}
+    record_evaluations(recording, [0.5, 0.5, 6], [8, 8, 8], **limits)
+    post_mortem = require_post_mortem(recording)
+    assert str(post_mortem.cause).startswith(
+        "This evaluation held 26.00 GiB, those before 4.00 GiB, with micro-batches of the same size, 8 x 64 tokens. Each of"
+        " its 4 forwards left 6.00 GiB, before 0.50 GiB. Evaluation requested 1.00 GiB; 26.00 GiB"
+    )
+    assert ("27.00 GiB that the process may use" in str(post_mortem.cause)) is (limit_gib == 27)
+    assert "fraction" not in post_mortem.advice + post_mortem.fix
+    assert post_mortem.fix == "with torch.no_grad():"
+
+
+def test_gradients_that_were_enabled_in_an_evaluation(tmp_path: Path) -> None:
+    recording = PlantedRecording(tmp_path)
+    graphs = {"forwards": 4, "file": "train.py", "line": 100, "function": "evaluate"}
+    record_evaluations(recording, [0.5, 6], [8, 8], evaluation_graphs=graphs)
+    post_mortem = require_post_mortem(recording)
+    assert "4 forwards of it had gradients enabled, the first at train.py:100 in evaluate." in str(post_mortem.cause)
+    assert (post_mortem.advice, post_mortem.setting) == (
+        "Run its forwards under torch.no_grad(): they then keep no graph.",
+        "torch.no_grad()",
+    )
+
+
+@pytest.mark.parametrize(("left", "rows"), [([6, 6], [8, 8]), ([0.5, 6], [8, 96])])
+def test_evaluations_that_held_as_much_or_had_smaller_batches(left: list[float], rows: list[int], tmp_path: Path) -> None:
+    recording = PlantedRecording(tmp_path)
+    record_evaluations(recording, left, rows)
+    assert "This evaluation held" not in str(require_post_mortem(recording).cause)
+
+
+def test_the_micro_batch_of_an_evaluation_is_the_models_input(tmp_path: Path) -> None:
+    """A variable of the script has one token more."""
+    recording = PlantedRecording(tmp_path)
+    record_evaluations(recording, [1, 1], [8, 8], sequence=65, tokens=65 * 8)
+    post_mortem = require_post_mortem(recording)
+    assert (post_mortem.rows, post_mortem.sequence, post_mortem.tokens) == (8, 64, 512)
+
+
+@pytest.mark.parametrize(("micro_step", "sequence"), [(None, 64), (0, 65)])
+def test_a_variable_of_which_the_script_cuts_a_token(micro_step: int | None, sequence: int, tmp_path: Path) -> None:
+    """In a counted step the batch is that of a variable, else it is that of a forward."""
+    recording, who = PlantedRecording(tmp_path), make_identity(0)
+    recording.write_engine(micro_batch=8)
+    of = {"phase": PHASE_CODE["forward"], "rows": 8, "sequence": 64, "tokens": 512}
+    recording.write_records(tables.SPANS, who, [make_whole_span(S, 2 * S, **of)])
+    facts = {"phase": "", "micro_step": micro_step, "rows": 8, "sequence": 65, "tokens": 520}
+    recording.write_event(who, 5, events.OutOfMemory, **(OOM | facts))
+    assert require_post_mortem(recording).sequence == sequence
 
 
 def test_in_a_counted_step_the_failed_call_tells_the_phase(tmp_path: Path) -> None:

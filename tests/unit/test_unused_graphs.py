@@ -75,6 +75,21 @@ def test_a_graph_that_a_backward_may_use_is_not_counted() -> None:
     assert not watched.end()
 
 
+def test_the_graphs_of_an_evaluation_in_progress() -> None:
+    watched = Watched()
+    assert watched.graphs.describe_evaluation(0) is None
+    kept = [watched.call() for _ in range(3)]
+    facts = watched.graphs.describe_evaluation(100)
+    assert facts is not None
+    assert (facts["forwards"], len(kept)) == (3, 3)
+    assert facts["file"].endswith("test_unused_graphs.py")
+    assert watched.graphs.describe_evaluation(101) is None  # of one before
+    watched.end()
+    with torch.no_grad():
+        watched.call()
+    assert watched.graphs.describe_evaluation(0) is None
+
+
 def test_it_stops_where_a_backward_follows_again_and_again() -> None:
     watched = Watched()
     for _ in range(8):

@@ -31,7 +31,7 @@ from zerotop.analysis.sweeps.grading import ask_for
 from zerotop.analysis.sweeps.ranking import build_recorded, find_hardware
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
 from zerotop.analysis.sweeps.what_if_time import find_time_obstacle, predict_time
-from zerotop.analysis.sweeps.what_if_verdict import describe_recorded, judge_gpu, list_ledger
+from zerotop.analysis.sweeps.what_if_verdict import caution, describe_recorded, judge_gpu, list_ledger
 from zerotop.cli import main
 from zerotop.commands.measuring.machine_file import MachineFigures, find_machine_file, write_figures
 from zerotop.recording.reader import Recording
@@ -211,6 +211,19 @@ def test_the_recorded_setting_does_not_fit_where_the_recording_ran_out_of_memory
     for other in (answer_changes(base, Changes(micro_batch=4)), answer_changes(base, Changes(), gpu_bytes=1 << 40)):
         assert other.fits is True
         assert next(describe_recorded(other)).startswith("The recorded setting ran out of memory. Evaluation requested ")
+
+
+def test_micro_batches_that_are_larger_than_the_one_that_failed_do_not_fit() -> None:
+    base = read("z2-oom")
+    assert base.failure is not None
+    rows = base.failure.rows or 0
+    sequence = max(base.work.sequence, base.failure.sequence or 0)
+    larger = answer_changes(base, Changes(micro_batch=2 * rows, seq_length=sequence))
+    assert larger.fits is False
+    assert "does not fit: as recorded, with no larger micro-batches, memory ran out." in judge_gpu(larger)
+    assert answer_changes(base, Changes(micro_batch=2 * rows, seq_length=sequence, stage=3)).failure is None
+    assert caution(larger).startswith("For training alone")
+    assert caution(answer_changes(read("z2"), Changes())) == ""
 
 
 def test_estimate_of_a_recording_answers_alike(capsys: pytest.CaptureFixture[str]) -> None:

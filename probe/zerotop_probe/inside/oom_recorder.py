@@ -7,6 +7,7 @@ from types import FrameType
 from typing import Any
 
 from zerotop_probe.inside.changes.training_watch import TrainingWatch
+from zerotop_probe.inside.costly_modes.unused_graphs import GraphWatch
 from zerotop_probe.inside.device import allocator_snapshot
 from zerotop_probe.inside.device.allocator import extract_counters
 from zerotop_probe.inside.device.peak_counters import PeakCounters
@@ -26,10 +27,13 @@ _MAX_EVENTS, _MAX_COUNTS = 100, 3
 class OomRecorder:
     """An observer of PyTorch's allocator on one device, called when an allocation has finally failed."""
 
-    def __init__(self, recorder: Recorder, peaks: PeakCounters, watch: TrainingWatch, meter: CostMeter) -> None:
+    def __init__(
+        self, recorder: Recorder, peaks: PeakCounters, watch: TrainingWatch, graphs: GraphWatch, meter: CostMeter
+    ) -> None:
         self._recorder = recorder
         self._peaks = peaks
         self._watch = watch
+        self._graphs = graphs
         self._guard = Guard("out of memory", meter)
         self._count_guard = Guard("tensors at a failure", meter)
         self._event_count = 0
@@ -55,7 +59,10 @@ class OomRecorder:
         counted = recorder.counted.unrecorded_step
         step = span.step if span else counted[1] if counted else None
         # In a counted step it is that of an earlier step: then the batch is looked for on the stack.
-        forward = None if counted else recorder.last_forward
+        # An evaluation is recorded in any step.
+        forward, begun = recorder.last_forward, recorder.stack[0].begin_ns if recorder.stack else now()
+        if counted and forward is not None and forward.begin_ns < begun:
+            forward = None
         if forward is not None:
             forward.measure_batch()
             sizes: tuple[int, int, int] | None = (forward.rows, forward.sequence, forward.tokens)
@@ -63,6 +70,7 @@ class OomRecorder:
             sizes = find_batch(self._watch.find_frame())
         if self._event_count <= _MAX_COUNTS and device == self._peaks.device:
             self._count_guard.run_once(self._watch.count_at_failure, step or 0)
+        graphs = self._graphs.describe_evaluation(begun)
         recorder.write_event(
             now(),
             events.OutOfMemory,
@@ -76,6 +84,7 @@ class OomRecorder:
             rows=sizes[0] if sizes else None,
             sequence=sizes[1] if sizes else None,
             tokens=sizes[2] if sizes else None,
+            **({"evaluation_graphs": graphs} if graphs is not None else {}),
             **self._read_allocator(device),
         )
 

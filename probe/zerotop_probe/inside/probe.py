@@ -199,7 +199,7 @@ class Probe:
         self.counting.stop()
         if kind == NATIVE and self.peaks is not None:
             Guard("out of memory", self.meter).run(
-                OomRecorder(self.recorder, self.peaks, self.watch, self.meter).start_listening
+                OomRecorder(self.recorder, self.peaks, self.watch, self.unused_graphs, self.meter).start_listening
             )
         self.recorder.device.start_tickers(self.recorder.stack, self.meter)
 

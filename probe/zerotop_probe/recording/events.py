@@ -393,6 +393,12 @@ class GraphReplays(CodePlace, Event):
     replays: int  # so far
 
 
+class EvaluationGraphs(CodePlace):
+    """Forwards of an evaluation that had gradients enabled, and the line of the first."""
+
+    forwards: int | None  # number of them since the last backward
+
+
 class OutOfMemoryFacts(Facts):
     """What is known of a failed allocation: its size, its device, and the step in which it failed."""
 
@@ -406,6 +412,7 @@ class OutOfMemoryFacts(Facts):
     rows: int | None  # rows of the last micro-batch
     sequence: int | None  # its sequence length
     tokens: int | None  # its tokens
+    evaluation_graphs: EvaluationGraphs | None  # forwards in evaluation mode since the last backward; absent if none
     allocated_bytes: int | None  # bytes in live tensors
     reserved_bytes: int | None  # bytes reserved from the driver
     inactive_split_bytes: int | None  # bytes in unused remainders of split blocks

@@ -18,6 +18,7 @@ from zerotop.analysis.sweeps.ranking import choose_option, find_hardware, rank_r
 from zerotop.analysis.sweeps.what_if_time import TimePrediction
 from zerotop.analysis.sweeps.what_if_verdict import (
     NEEDED_NOTE,
+    caution,
     describe_baseline,
     describe_changes,
     describe_recorded,
@@ -97,7 +98,8 @@ def what_if(options: argparse.Namespace) -> int:
         except NoBaselineError as error:
             raise Problem(str(error)) from error
     hardware = find_hardware(answer)
-    recommendation = recommend(ranked, hardware, _format_command(options, choose_option(ranked, hardware)))
+    best = recommend(ranked, hardware, _format_command(options, choose_option(ranked, hardware)))
+    recommendation = f"{caution(answer)}{best}"
     if options.json:
         setting, seconds = answer.setting, answer.time.seconds if answer.time.rows else None
         content = {

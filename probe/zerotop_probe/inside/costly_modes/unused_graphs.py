@@ -71,6 +71,14 @@ class GraphWatch:
         if self._series is not None or self._last_trained:
             self._guard.run(self._judge_series, time_ns)
 
+    def describe_evaluation(self, begin_ns: int) -> dict[str, Any] | None:
+        """Return the forwards with graphs of an evaluation that began then, and the first one's line; None without any."""
+        series = self._series
+        if series is None or series.training or series.begin_ns < begin_ns:
+            return None
+        place = self._choose_place(series)
+        return {"forwards": series.forwards, **(place._asdict() if place is not None else {})}
+
     def _watch(self, result: Any, span: Span, end_ns: int) -> None:
         nodes = list(_find_nodes(result))
         if not nodes:
@@ -106,8 +114,7 @@ class GraphWatch:
                 self._note_lines(series.places)
             return
         self._missed = 0
-        # The innermost line that is no training's: a function that computes the loss may be called by both.
-        place = next((one for one in series.places if one not in self._trained), next(iter(series.places), None))
+        place = self._choose_place(series)
         line = self._lines.get(place)
         if line is None:
             if len(self._lines) == _MOST_LINES:
@@ -119,6 +126,10 @@ class GraphWatch:
             last = {"step": series.step, "begin_ns": series.begin_ns, "end_ns": series.end_ns, "training": series.training}
             counts = {"series": line.series, "forwards": line.forwards, "seconds": line.spent_ns / 1e9}
             self._write_event(time_ns, events.UnusedGraphs, **last, **counts, **named)
+
+    def _choose_place(self, series: _Series) -> OwnPlace | None:
+        """Return the innermost line that is no training's: a function that computes the loss may be called by both."""
+        return next((one for one in series.places if one not in self._trained), next(iter(series.places), None))
 
     def _note_lines(self, places: Iterable[OwnPlace]) -> None:
         if len(self._trained) < _MOST_TRAINED_LINES:

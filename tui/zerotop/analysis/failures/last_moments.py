@@ -219,6 +219,26 @@ def find_failed_batch(at: At, process: RankProcess, at_ns: int) -> dict[str, int
     return _read_batch(rows[0], 1) if len(rows) else {}
 
 
+def find_evaluated_batch(at: At, process: RankProcess, at_ns: int) -> dict[str, int]:
+    """Return the micro-batch of the last forward of the evaluation in progress at a moment; {} if unknown."""
+    begins, spans = at.at(at_ns).find_table("begins", process), at.at(at_ns).find_table("spans", process)
+    if begins is None or spans is None:
+        return {}
+    begun = begins.until(at_ns)
+    begun = begun[(begun["phase"] == PHASE_CODE["eval"]) & (begun["depth"] == 0)]
+    rows = spans.until(at_ns)[-_TAIL:]
+    rows = rows[(rows["phase"] == PHASE_CODE["forward"]) & (rows["flags"] & EVAL != 0) & (rows["rows"] > 0)]
+    is_own = len(begun) and len(rows) and rows["begin_ns"][-1] >= begun["time_ns"][-1]
+    return _read_batch(rows[-1], 1) if is_own else {}
+
+
+def find_cut_batch(at: At, process: RankProcess, facts: OutOfMemoryFacts) -> dict[str, int]:
+    """Return the last micro-batch that the model got, if one has a token per row more: labels are shifted inputs."""
+    last = find_last_batch(at, process)
+    sequence = last.get("sequence")
+    return last if sequence and (facts.rows, facts.sequence) == (last["rows"], sequence + 1) else {}
+
+
 def find_last_batch(at: At, process: RankProcess) -> dict[str, int]:
     """Return rows, sequence and tokens of the last micro-batch of known size; unknown values are left out."""
     rows = _read_spans(at, process)[-_TAIL:]

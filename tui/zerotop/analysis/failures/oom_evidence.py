@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from zerotop.analysis.failures.evaluation_memory import EvaluationGrowth
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.memory.allocator_settings import AllocatorSettings
 from zerotop.analysis.memory.leak_holders import LeakAdvice
@@ -64,6 +65,13 @@ class LeakEvidence(NamedTuple):
     advice: LeakAdvice
 
 
+class GraphEvidence(NamedTuple):
+    """Forwards of the evaluation that had gradients enabled."""
+
+    forwards: int
+    line: str  # of the first, in a sentence; "" where it is unknown
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomCase(MemoryFigures):
     """Figures and facts of the device, the job and its configuration. Sizes are bytes; None is unknown."""
@@ -78,6 +86,8 @@ class OomCase(MemoryFigures):
     settings: AllocatorSettings | None = None
     engine: EngineFacts = field(default_factory=lambda: EngineFacts({}))
     leak: LeakEvidence | None = None
+    growth: EvaluationGrowth | None = None  # of the evaluation in which it failed
+    graphs: GraphEvidence | None = None
     changes: str = ""  # what changed in the training shortly before, as the end of a sentence
 
     @property

@@ -20,6 +20,8 @@ _NOTABLY_LEAKED, _MOSTLY_LEAKED = 0.1, 0.5
 _NOTABLE_BYTES = 1 << 27
 # Sizes of vocabularies, in words; those of layers are mostly smaller.
 _VOCABULARIES = range(30_000, 300_000)
+# Texts of a job may contain braces and brackets, which a template would read.
+_NO_TEMPLATE = str.maketrans("{}[]", "()()")
 _EMPTY_CACHE = "torch.cuda.empty_cache()"
 
 
@@ -44,7 +46,7 @@ def _judge_case(case: OomCase) -> OomVerdict:
         return _judge_host(case)
     if case.kind != CUDA:
         return _check_leak(case) or _judge_outside_pytorch(case)
-    for rule in (_check_leak, _check_larger_batch, _check_fraction, _check_fragments, _check_others, _check_evaluation):
+    for rule in _RULES:
         verdict = rule(case)
         if verdict is not None:
             return verdict
@@ -63,6 +65,47 @@ def _check_leak(case: OomCase) -> OomVerdict | None:
     steps = f"between steps {leak.since_step} and {leak.until_step}"
     cause = f"{request} Memory after a step grew by {put_size(leak.bytes)} {steps}.{leak.holder}"
     return OomVerdict(cause, leak.advice.text, leak.setting, leak.advice.fix, 0.95 if leak.setting else 0.9)
+
+
+def _check_growth(case: OomCase) -> OomVerdict | None:
+    """Blame an evaluation that needed more than those before, if the request would have fitted without the difference."""
+    growth = case.growth
+    if growth is None or growth.held_bytes - growth.before_bytes < (case.requested_bytes or 0):
+        return None
+    batch = describe_batch(growth.batch.get("rows"), growth.batch.get("sequence"))
+    same = f", with micro-batches of the same size, {batch}" if batch else ""
+    before = f"{'those' if growth.evaluations > 1 else 'the one'} before {put_size(growth.before_bytes)}"
+    cause = f"This evaluation held {put_size(growth.held_bytes)}, {before}{same}."
+    if growth.is_by_forward:
+        left = f"{put_size(growth.forward_bytes or 0)}, before {put_size(growth.before_forward_bytes or 0)}"
+        cause += f" Each of its {format_count(growth.forwards, 'forward')} left {left}."
+    elif growth.before_forwards and growth.forwards > _LARGER_RATIO * growth.before_forwards:
+        cause += f" It had run {format_count(growth.forwards, 'forward')}, before at most {growth.before_forwards}."
+    cause += _describe_graphs(case)
+    limited = (
+        f" of the {put_size(case.limit_bytes)} that the process may use" if case.is_limited and case.limit_bytes else ""
+    )
+    held = f" {_describe_request(case)}; {put_size(case.allocated_bytes or 0)}{limited} were allocated."
+    return OomVerdict(cause + held, *_advise_on_evaluation(case), 0.95 if case.graphs else 0.9)
+
+
+def _describe_graphs(case: OomCase) -> str:
+    if case.graphs is None:
+        return ""
+    line = case.graphs.line.translate(_NO_TEMPLATE)
+    first = f", the first at {line}" if line else ""
+    return f" {format_count(case.graphs.forwards, 'forward')} of it had gradients enabled{first}."
+
+
+def _advise_on_evaluation(case: OomCase) -> tuple[str, str, str]:
+    """Return advice, setting and fix for an evaluation that kept more than others."""
+    no_grad, fix = "torch.no_grad()", "with torch.no_grad():"
+    if case.graphs is not None:
+        return f"Run its forwards under {no_grad}: they then keep no graph.", no_grad, fix
+    terms, growth = read_terms(case.engine), case.growth
+    if growth is not None and growth.is_by_forward and case.engine.library != TRAINER:
+        return f"Keep less of each forward: run them under {no_grad}, and move outputs to the host at once.", no_grad, fix
+    return terms["eval_tensors"], terms["eval_tensors_fix"].partition("=")[0].strip(), terms["eval_tensors_fix"]
 
 
 # --- PyTorch's allocator -------------------------------------------------------------------------------------------------
@@ -163,9 +206,7 @@ def _describe_difference(case: OomCase) -> str:
     """Return a sentence about what was changed in the training shortly before; "" without a change."""
     if not case.changes:
         return ""
-    # Texts of a job may contain braces and brackets, which a template would read.
-    text = case.changes.translate(str.maketrans("{}[]", "()()"))
-    return f" Shortly before, {text}."
+    return f" Shortly before, {case.changes.translate(_NO_TEMPLATE)}."
 
 
 def _describe_batch_request(case: OomCase, comparison: str = "") -> str:
@@ -179,6 +220,15 @@ def _describe_largest(case: OomCase) -> str:
     return describe_batch(case.largest_batch.get("rows"), case.largest_batch.get("sequence"))
 
 
+_RULES = (
+    _check_leak,
+    _check_growth,
+    _check_larger_batch,
+    _check_fraction,
+    _check_fragments,
+    _check_others,
+    _check_evaluation,
+)
 _REQUESTERS = {
     "": "PyTorch",
     "init": "Engine initialization",

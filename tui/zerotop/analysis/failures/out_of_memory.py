@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+from zerotop.analysis.code_line import read_line
 from zerotop.analysis.failures import last_moments
-from zerotop.analysis.failures.oom_evidence import LeakEvidence, MemoryFigures, OomCase
+from zerotop.analysis.failures.evaluation_memory import EvaluationGrowth, measure_growth
+from zerotop.analysis.failures.oom_evidence import GraphEvidence, LeakEvidence, MemoryFigures, OomCase
 from zerotop.analysis.failures.oom_log_parser import CUDA, HOST, KILLED, ErrorText, parse_output
 from zerotop.analysis.failures.oom_reasons import choose_verdict
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.memory import leak_holders
 from zerotop.analysis.memory.allocator_settings import read_settings
-from zerotop.analysis.memory.block_lines import read_last_look
+from zerotop.analysis.memory.block_lines import Look, read_last_look
 from zerotop.analysis.memory.gpu_holders import find_holders
 from zerotop.analysis.memory.gpu_ledger import read_ledger
 from zerotop.analysis.memory.host_ledger import PINNED_SPARE, read_host_ledgers
@@ -34,12 +36,14 @@ from zerotop.recording.moments.process_exits import ProcessExit, count_oom_kills
 from zerotop.recording.moments.rank_records import add_library
 from zerotop.recording.output.tail import read_output_tail
 from zerotop_probe.recording import events
-from zerotop_probe.recording.event_values import CREEP
+from zerotop_probe.recording.event_values import CREEP, EVALUATION
 
 # How much of the output's end to read: enough for the tracebacks of many ranks.
 _OUTPUT_BYTES = 1 << 18
 # A change of the training in this time before a failure is worth a sentence.
 _JUST_BEFORE_NS = 10_000_000_000
+# Share of the memory at a failure from which on the peak of an evaluation is like it.
+_RESEMBLING_SHARE = 0.6
 _TEXT_SIZES = ("requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes")
 
 
@@ -135,8 +139,14 @@ def _explain_error(
     phase = error.phase or ""
     outer_phase = last_moments.find_outermost(at.at(error.unix_ns), process) or phase
     spans = last_moments.read_last_spans(at, process, error.unix_ns)
-    if error.rows is None:  # in a counted step
-        facts = events.OutOfMemoryFacts({**error.facts, **last_moments.find_failed_batch(at, process, error.unix_ns)})
+    # In a counted step the batch is unknown, or that of a variable, of which the script may have cut a token.
+    batch = last_moments.find_failed_batch(at, process, error.unix_ns)
+    if not batch and outer_phase == "eval":
+        batch = last_moments.find_evaluated_batch(at, process, error.unix_ns)
+    if not batch and error.rows is not None and error.micro_step is None:
+        batch = last_moments.find_cut_batch(at.at(error.unix_ns), process, error)
+    if batch:
+        facts = events.OutOfMemoryFacts({**error.facts, **batch})
     if (
         not phase
         and (failed := last_moments.find_failed_spans([span for span in spans if span.begin_ns >= error.unix_ns]))
@@ -194,7 +204,8 @@ def _build_post_mortem(found: _Found, *, survived: bool | None, failures: int = 
     figures: dict[str, Any] = {field.name: getattr(case, field.name) for field in fields(MemoryFigures)}
     verdict = choose_verdict(case)
     look = read_last_look(at, process) if process is not None and kind == CUDA else None
-    if look is not None and (case.leak is None or look.why == CREEP) and (lines := look.describe_lines()) is not None:
+    tells = look is not None and (case.leak is None or look.why == CREEP) and _resembles(look, case)
+    if look is not None and tells and (lines := look.describe_lines()) is not None:
         verdict = verdict._replace(cause=Text("{cause} {lines}", {"cause": verdict.cause, "lines": lines}))
     return PostMortem(
         **figures,
@@ -215,6 +226,12 @@ def _build_post_mortem(found: _Found, *, survived: bool | None, failures: int = 
         exit_code=job_exit.exit_code if job_exit is not None else None,
         text=text.text if text is not None else "",
     )
+
+
+def _resembles(look: Look, case: OomCase) -> bool:
+    """Whether the lines of a look may be those of the failure: not of an evaluation that held much less."""
+    held = case.allocated_bytes or 0
+    return case.growth is None and (look.why != EVALUATION or look.whole_bytes >= _RESEMBLING_SHARE * held)
 
 
 def _build_case(found: _Found) -> OomCase:
@@ -251,6 +268,8 @@ def _build_case(found: _Found) -> OomCase:
         settings=read_settings(hello[-1]) if hello else None,
         engine=engine,
         leak=_find_leak(at, process) if process is not None and kind not in (HOST, KILLED) else None,
+        growth=_measure_growth(at, scene, facts) if kind == CUDA else None,
+        graphs=_find_graphs(scene),
         changes=_describe_changes(at, process) if process is not None else "",
     )
 
@@ -275,6 +294,21 @@ def _find_leak(at: At, process: RankProcess) -> LeakEvidence | None:
     if look is not None and blocks is not None and blocks.line is not None and 2 * blocks.total_bytes >= look.whole_bytes:
         return LeakEvidence(*leak[:3], "", blocks.line.place, leak_holders.advise_on_line(blocks.line.place))
     return LeakEvidence(*leak[:3], "", "", leak_holders.LeakAdvice(leak_holders.FIND_HOLDER, ""))
+
+
+def _measure_growth(at: At, scene: last_moments.FailureScene, facts: events.OutOfMemoryFacts) -> EvaluationGrowth | None:
+    if scene.outer_phase != "eval" or scene.process is None or not facts.allocated_bytes:
+        return None
+    return measure_growth(at, scene.process, scene.at_ns, facts.allocated_bytes)
+
+
+def _find_graphs(scene: last_moments.FailureScene) -> GraphEvidence | None:
+    """Return what is recorded of the evaluation's forwards that had gradients enabled."""
+    graphs = scene.facts.evaluation_graphs
+    if scene.outer_phase != "eval" or graphs is None or not graphs.forwards:
+        return None
+    line = read_line(graphs)
+    return GraphEvidence(graphs.forwards, line.text if line is not None else "")
 
 
 def _describe_changes(at: At, process: RankProcess) -> str:

@@ -75,8 +75,17 @@ class WhatIfAnswer:
 
     @property
     def failure(self) -> PostMortem | None:
-        """How the recording ran out of memory, if the answer is for its own setting."""
-        return self.base.failure if self.is_same_gpu and not self.is_changed else None
+        """How the recording ran out of memory, if the answer is for its setting, or for larger micro-batches."""
+        return self.base.failure if self.is_same_gpu and (not self.is_changed or self._exceeds_failed) else None
+
+    @property
+    def _exceeds_failed(self) -> bool:
+        """Whether only the work differs, and a micro-batch is at least as large as the one that ran out of GPU memory."""
+        failed, work, own = self.base.failure, self.setting.work, self.base.work
+        if failed is None or failed.is_on_host or not failed.rows or self.setting.setup != self.base.setup:
+            return False
+        is_larger = work.micro_batch >= max(failed.rows, own.micro_batch) and work.sequence >= (failed.sequence or 0)
+        return is_larger and replace(work, micro_batch=own.micro_batch, sequence=own.sequence) == own
 
     @property
     def is_changed(self) -> bool:

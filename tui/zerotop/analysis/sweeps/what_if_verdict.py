@@ -101,7 +101,9 @@ def judge_gpu(answer: WhatIfAnswer) -> Text:
     if (failure := answer.failure) is not None and not failure.is_on_host:
         values |= {"rank": failure.rank, "step": failure.step, "cause": failure.cause}
         start = "As recorded, it does not fit[: rank {rank} ran out of GPU memory][ in step {step}]. {cause}"
-        rest = " The forecast is of {last}: {name}, which need at most {needed:bytes}."
+        if answer.is_changed:
+            start = "{name}, does not fit: as recorded, with no larger micro-batches, memory ran out. {cause}"
+        rest = " The forecast is of {last}: {name}, which need at most {needed:bytes}[ of {size}]."
         values["last"] = name_steps(answer.base.steps) if answer.base.steps is not None else "its steps"
         return Text(f"{start}{rest}", values)
     if answer.measured_more is not None and answer.base.steps is not None:
@@ -126,6 +128,13 @@ def judge_gpu(answer: WhatIfAnswer) -> Text:
     else:
         sentence = "{name}, does not fit: it needs {needed:bytes} of {size}, {spare:bytes} too much."
     return Text(sentence + more, values)
+
+
+def caution(answer: WhatIfAnswer) -> str:
+    """Return what to say before a recommendation: training is forecast, an evaluation that ran out of memory is not."""
+    failure = answer.base.failure
+    is_evaluation = failure is not None and not failure.is_on_host and failure.outer_phase == "eval"
+    return "For training alone, without the evaluation that ran out of memory: " if is_evaluation else ""
 
 
 def judge_host(answer: WhatIfAnswer) -> Text:

@@ -67,7 +67,7 @@ def describe_details(finding: Finding) -> str:
     return convert_sizes(finding.details)
 
 
-def describe_advice(finding: Finding) -> str:
+def describe_advice(finding: Finding | End) -> str:
     """Return the advice and the text to copy, if the advice does not contain it."""
     advice, fix = convert_sizes(finding.advice), convert_sizes(finding.fix)
     if fix and fix in advice:
@@ -84,11 +84,14 @@ def choose_finding(ranked: Iterable[FindingCost], cursor_ns: int, failure: End |
     """Return the finding for the line under the header: the costliest one; of equal ones the latest.
 
     A cause takes precedence over its effects, unless an effect is more severe. One about ``failure``, which is told there,
-    comes last.
+    comes after other errors and warnings, and before explanations.
     """
     if failure is not None:
         ranked = tuple(ranked)
-        ranked = [cost for cost in ranked if not is_about_end(cost.finding, failure)] or ranked
+        others = [
+            cost for cost in ranked if cost.finding.severity is not Severity.INFO and not is_about_end(cost.finding, failure)
+        ]
+        ranked = others or ranked
     shown = [
         cost
         for cost in ranked

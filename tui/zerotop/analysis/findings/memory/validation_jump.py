@@ -1,7 +1,7 @@
 """Evaluation holds more memory than training did, and part of it stays reserved.
 
 Read from the allocator at the begin and the end of each evaluation, and the shapes of its micro-batches. The script's
-variables still have the last micro-batch's outputs at that end: only tensors that outlive the next step are told.
+variables still have the last micro-batch's outputs at that end: what stays is told once the next step has ended.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _KIND = FindingKind(
         f"{evaluation_batches.BATCHES}"
         "[; it allocated only {own_peak:bytes}, training {training_peak:bytes}, but in blocks of other sizes]"
         "[; {kept:bytes} stay reserved afterwards]{released}[, {left:bytes} of them in tensors that outlived the next step]"
+        "[, and tensors of {more_left:bytes} outlived the next step]"
         "[, which leaves {unclaimed:bytes} of the device to training]."
     ),
     advice="{eval_outputs}",
@@ -62,8 +63,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
             jumps.append(_Jump(begin_ns, end_ns, int(span["step"]), memory))
             yield _build_finding(window.subject, jumps[-1])
     for jump, (known_ns, left) in window.await_each(jumps, partial(_measure_outliving, lead)):
-        if left > JUMP_BYTES:
-            yield _build_finding(window.subject, jump, known_ns, left)
+        yield _build_finding(window.subject, jump, known_ns, left if left > JUMP_BYTES else 0)
 
 
 class _Jump(NamedTuple):
@@ -76,7 +76,12 @@ class _Jump(NamedTuple):
 
 
 def _measure_outliving(lead: Process, jump: _Jump) -> tuple[int, int] | None:
-    """Return when the next step's end was read, and the bytes that evaluation left and that were there then."""
+    """Return when the next step's end was read, and the bytes that evaluation left and that were there then.
+
+    None without such a step: the last reading of a process that ends in the evaluation is that of a step, too.
+    """
+    if not len(lead.steps) or int(lead.steps["end_unix_ns"][-1]) <= jump.end_ns:
+        return None
     after = _read_level(lead.records("allocator").read_window(jump.end_ns, jump.end_ns + _NEXT_NS), 0)
     if after is None:
         return None
@@ -135,12 +140,13 @@ def _measure_left_bytes(lead: Process, before: int, during: Samples) -> int:
 
 
 def _build_finding(group: Group, jump: _Jump, known_ns: int | None = None, left: int = 0) -> Finding:
-    """Return the finding; ``left``: bytes of tensors that outlived the next step, as known since ``known_ns``."""
+    """Return the finding; ``left``: bytes of tensors that outlived the next step, whose end is known since ``known_ns``."""
     begin_ns, end_ns, step, memory = jump
     shapes = evaluation_batches.measure_batches(group.lead, begin_ns, end_ns)
     is_larger = evaluation_batches.is_batch_larger(shapes)
     kept, device = memory["kept_bytes"], memory.get("device_bytes")
     own_peak, training_peak = memory.get("evaluation_peak_bytes"), memory.get("training_peak_bytes")
+    has_step = known_ns is not None
     has_lower_peak = own_peak is not None and training_peak is not None and own_peak <= training_peak
     held = memory["reserved_before_bytes"] + kept
     is_near_edge = device is not None and held > EDGE_SHARE * device
@@ -164,8 +170,9 @@ def _build_finding(group: Group, jump: _Jump, known_ns: int | None = None, left:
         **evaluation_batches.describe_batches(shapes),
         own_peak=own_peak if has_lower_peak else None,
         training_peak=training_peak if has_lower_peak else None,
-        kept=kept or None,
-        released="" if kept else "; all of it was released",
-        left=left or None,
-        unclaimed=device - held if device is not None else None,
+        kept=kept if has_step and kept else None,
+        released="; all of it was released" if has_step and not kept else "",
+        left=left if 0 < left <= kept else None,
+        more_left=left if left > kept else None,
+        unclaimed=device - held if has_step and device is not None else None,
     )

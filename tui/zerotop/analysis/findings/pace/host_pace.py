@@ -21,6 +21,7 @@ from zerotop.analysis.findings.support.window import SearchWindow, in_each_attem
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.analysis.stats.wander import compute_levels, find_split, measure_order
+from zerotop_probe.recording.events import OutOfMemory
 
 _LAUNCHES = FindingKind(
     name="launch_bound",
@@ -83,47 +84,75 @@ class _Verdict(NamedTuple):
     steps: int
     finding: Finding | None
     launching: dict[str, Any] | None  # the values and cost of the finding that says so; None if the GPU waits for nothing
+    known_ns: int
+    offers_rows: bool  # its advice is to train on more rows
 
 
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report both once for each attempt, with the numbers of the latest steps, and the end of the first."""
-    for verdict in window.extend(partial(_judge_next, window.subject), 0):
+    full_ns = _find_full(window)
+    for verdict in window.extend(partial(_judge_next, window.subject, full_ns), 0):
         yield verdict.finding
 
 
-def _judge_next(group: Group, before: _Verdict | None) -> _Verdict | None:
+def _find_full(window: SearchWindow[Group]) -> int | None:
+    """Return when memory left no room for more rows, or ran out, for the first time; None if it has not."""
+    group, lead = window.subject, window.subject.lead
+    fresh, room = window.records(lead.records("allocator")), _ROOM_SHARE * (lead.device_bytes or np.inf)
+    is_full = np.maximum(fresh.rows["reserved_bytes"], fresh.rows["reserved_peak_bytes"]) > room if len(fresh) else []
+    filled = window.find_once(lambda: next(iter(fresh.times[is_full].tolist()), None) if len(fresh) else None, "filled")
+    failed = [event.unix_ns for one in group.processes for event in one.events_of(OutOfMemory)[:1]]
+    return min([*failed, *([] if filled is None else [filled])], default=None)
+
+
+def _judge_next(group: Group, full_ns: int | None, before: _Verdict | None) -> _Verdict | None:
     steps = group.lead.steps
+    if before is not None and before.offers_rows and full_ns is not None:
+        next_ns = int(steps["end_unix_ns"][2 * before.steps - 1]) if len(steps) >= 2 * before.steps else full_ns
+        if full_ns <= next_ns:  # its advice is wrong from then on
+            known_ns = max(full_ns, before.known_ns)
+            return _judge_pace(group, steps[: before.steps], before.launching, full_ns, known_ns=known_ns)
     due = 2 * before.steps if before is not None else _FIRST_STEPS + _LEAST_STEPS
     while len(steps) >= due:
         if int(steps["end_unix_ns"][due - 1]) - int(steps["end_unix_ns"][_FIRST_STEPS]) >= _LEAST_S * 1e9:
-            return _judge_pace(group, steps[:due], before.launching if before is not None else None)
+            return _judge_pace(group, steps[:due], before.launching if before is not None else None, full_ns)
         due += _LEAST_STEPS
     return None
 
 
-def _judge_pace(group: Group, steps: Rows, launching: dict[str, Any] | None) -> _Verdict:
-    """Judge the latter half of some steps. ``launching``: the values of the finding about those before."""
+def _judge_pace(
+    group: Group, steps: Rows, launching: dict[str, Any] | None, full_ns: int | None, *, known_ns: int | None = None
+) -> _Verdict:
+    """Judge the latter half of some steps. ``launching``: the values of the finding about those before.
+
+    ``full_ns``: when memory was full for the first time. ``known_ns``: when all this was known, [the end of the steps].
+    """
     pace = _measure_pace(group, steps[max(_FIRST_STEPS, len(steps) // 2) :])
-    begin, known_ns = steps[_FIRST_STEPS:], int(steps["end_unix_ns"][-1])
+    begin, end_ns = steps[_FIRST_STEPS:], int(steps["end_unix_ns"][-1])
+    known_ns = end_ns if known_ns is None else known_ns
+    has_room = full_ns is None or full_ns > known_ns
+    line = find_forward_line(group.lead, known_ns)
+    advice = _advise(group, pace, line, has_room=has_room)
     evidence: dict[str, float] = {"iteration_s": compute_known_median(pace.rows["iteration_s"]), "steps": len(pace.rows)}
     if pace.wanders:
         evidence |= {"low_s": pace.low_s, "high_s": pace.high_s}
     if _is_launch_bound(group, pace):
         evidence |= {"share": 1 - pace.use, "use": pace.use, "cores": pace.cores}
         ends = {"first_step": int(pace.rows["step"][0]), "last_step": int(pace.rows["step"][-1])}
-        line = find_forward_line(group.lead, known_ns)
-        values = {"low_s": None, "high_s": None, **ends, **_advise(group, pace, line), "line": line.text if line else None}
-        cost = 1 - _measure_use(group, int(begin["begin_unix_ns"][0]), known_ns)
+        values = {"low_s": None, "high_s": None, **ends, **advice.texts, "line": line.text if line else None}
+        cost = 1 - _measure_use(group, int(begin["begin_unix_ns"][0]), end_ns)
         found = _LAUNCHES.at_steps(group, begin, evidence, known_ns=known_ns, cost=cost, **evidence | values)
-        return _Verdict(len(steps), found, {"evidence": evidence, "values": evidence | values, "cost": cost})
+        told = {"evidence": evidence, "values": evidence | values, "cost": cost}
+        return _Verdict(len(steps), found, told, known_ns, advice.offers_rows)
     if launching is not None:
         until = {"until_step": launching["values"]["last_step"]}
-        evidence, values = launching["evidence"] | until, launching["values"] | until
+        evidence, values = launching["evidence"] | until, launching["values"] | until | ({} if has_room else advice.texts)
         found = _ENDED.at_steps(group, begin, evidence, known_ns=known_ns, cost=launching["cost"], **values)
-        return _Verdict(len(steps), found, None)
+        return _Verdict(len(steps), found, None, known_ns, offers_rows=False)
     wanders = pace.wanders and not _is_disturbed(group, pace.rows)
-    return _Verdict(len(steps), _WANDERS.at_steps(group, begin, evidence, known_ns=known_ns) if wanders else None, None)
+    wandering = _WANDERS.at_steps(group, begin, evidence, known_ns=known_ns) if wanders else None
+    return _Verdict(len(steps), wandering, None, known_ns, offers_rows=False)
 
 
 def _is_disturbed(group: Group, rows: Rows) -> bool:
@@ -219,8 +248,18 @@ def read_held(process: Process, steps: Rows) -> tuple[int, int]:
     return held, int(steps["step"][last])
 
 
-def _advise(group: Group, pace: _Pace, line: CodeLine | None) -> dict[str, str]:
-    """Return what helps this job, and the line for the first of it. ``line``: of the model, where most time goes to one."""
+class _Advice(NamedTuple):
+    """What helps a job, and the line for the first of it."""
+
+    texts: dict[str, str]
+    offers_rows: bool
+
+
+def _advise(group: Group, pace: _Pace, line: CodeLine | None, *, has_room: bool) -> _Advice:
+    """Return what helps this job.
+
+    ``line``: of the model, where most time goes to one. ``has_room``: memory was never full.
+    """
     engine, helps = group.engine, []
     fix = ""
     is_sharded = (engine.parallelism or "").startswith("FSDP")  # whose collectives CUDA graphs do not capture
@@ -234,11 +273,12 @@ def _advise(group: Group, pace: _Pace, line: CodeLine | None) -> dict[str, str]:
     known = group.lead.phased_steps_until(int(pace.rows["end_unix_ns"][-1]))["rows"]
     rows = int(known[-1]) if len(known) else 0
     held, read_step = read_held(group.lead, pace.rows)
-    if rows > 0 and group.lead.device_bytes and 0 < held <= _ROOM_SHARE * group.lead.device_bytes:
+    offers_rows = bool(has_room and rows > 0 and 0 < held <= _ROOM_SHARE * (group.lead.device_bytes or 0))
+    if offers_rows:
         used = f"{{held:bytes}} of {{room:bytes}} were reserved up to step {read_step}"
         helps.append(f"train on more than {rows} rows at once, for which there is room ({used})")
         fix = fix or f"batch_size={2 * rows}"
     helps.append(f"use fewer, larger operations{' at {location}' if line is not None else ''}")
     sentence = "; or ".join(helps)
     values = {"held": held, "room": group.lead.device_bytes, "location": line.location if line is not None else None}
-    return {"help": Text(f"{sentence[0].upper()}{sentence[1:]}.", values), "help_fix": fix}
+    return _Advice({"help": Text(f"{sentence[0].upper()}{sentence[1:]}.", values), "help_fix": fix}, offers_rows)

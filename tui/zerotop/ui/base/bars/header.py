@@ -179,7 +179,10 @@ def build_notices(
     result: list[Notice] = []
     if failure is not None:
         result.append(Notice("!", convert_sizes(failure.what), "alert", max_rows=1, step_text="why: 1"))
-        finding = finding if finding is not None and not is_about_end(finding, failure) else None
+        if finding is not None and is_about_end(finding, failure):
+            finding = None
+            if advice := describe_advice(failure):
+                result.append(Notice(ADVICE_MARK, advice, "value", max_rows=2 if roomy else 1))
     elif job.exit_text:
         style = labels.choose_exit_style(job)
         mark = "!" if style in ("alert", "warn") else ""
