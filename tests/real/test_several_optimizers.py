@@ -10,7 +10,7 @@ from zerotop_probe.recording.tables import BOUNDARY
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
-FIRST = 8  # iterations, in which it shows which optimizers are used
+FIRST = 5  # iterations that are always recorded in full
 # Each is a rank of one job, in this order.
 WAYS = (
     "create_for_later",

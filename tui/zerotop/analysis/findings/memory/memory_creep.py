@@ -303,11 +303,11 @@ def _build_finding(creep: _Creep, found: _Found) -> Finding:
     last_step, held_step = creep.stretch.last_step, int(rows["step"][-1])
     begin, end = np.searchsorted(process.steps["step"], [creep.onset, held_step])
     grown, count = held[-1] - held[0], held_step - creep.onset + 1
-    mean = grown / count
+    mean, slope = grown / count, creep.stretch.slope
     evidence = {
-        "bytes_per_step": creep.stretch.slope,
+        "bytes_per_step": slope,
         # Where the usual step adds less or more than the mean one, the sum needs the mean.
-        "mean_bytes_per_step": mean if abs(mean - creep.stretch.slope) > _SHOWN_SHARE * mean else None,
+        "mean_bytes_per_step": mean if abs(mean - slope) > _SHOWN_SHARE * mean else None,
         "grown_bytes": grown,
         "steps": count,
         "held_bytes": held[-1],
@@ -316,7 +316,7 @@ def _build_finding(creep: _Creep, found: _Found) -> Finding:
         "until_step": held_step if has_ended else None,
     }
     kind, texts = _choose_kind(found.look)
-    logits = _find_logits(process, creep.stretch.slope) if kind is _KIND else ""
+    logits = _find_logits(process, slope) if kind is _KIND else ""
     if logits:
         kind, texts = _LOGITS_KIND, {"logits": logits}
     if found.holder is not None:

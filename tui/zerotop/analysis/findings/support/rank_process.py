@@ -143,12 +143,16 @@ class Process(RankRecords, Searched):
     @property
     def device_bytes(self) -> int | None:
         """What its device has, or less if PyTorch may use only a fraction."""
-        return self.limit_bytes or self._total_bytes
+        total = self._total_bytes
+        return self._find_limit(total) or total
 
     @property
     def limit_bytes(self) -> int | None:
         """What PyTorch may reserve, as far as is known by now; None without a limit."""
-        return find_limit(self._total_bytes or 0, self.engine, self.events_of(OutOfMemory))
+        return self._find_limit(self._total_bytes)
+
+    def _find_limit(self, total: int | None) -> int | None:
+        return find_limit(total or 0, self.engine, self.events_of(OutOfMemory))
 
     @property
     def _total_bytes(self) -> int | None:

@@ -181,9 +181,9 @@ class GrowthStretch(NamedTuple):
     def last_step(self) -> int | None:
         """The step in which the device will be full, of what is allocated or reserved; None if that is unknown."""
         peak, device = int(self.rows["allocated_peak_bytes"][-1]), self.process.device_bytes
-        if not device or peak <= 0 or self.slope <= 0:
+        if not device or peak <= 0 or (slope := self.slope) <= 0:
             return None
-        left = (device - peak) / self.slope
+        left = (device - peak) / slope
         if (reserve := self.reserve_growth) is not None:
             left = min(left, (device - reserve.reserved_bytes) / reserve.per_step)
         return int(self.rows["step"][-1]) + int(left)
