@@ -35,7 +35,7 @@ class Announcer:
     def find_news(self, frame: Frame) -> str:
         """Return a sentence about news since the last frame; "" if there are none, and for a job that is over."""
         is_live = self.source.is_live
-        errors = {(one.name, one.known_ns): one.headline for one in frame.all_findings if one.severity is Severity.ERROR}
+        errors = {(one.name, one.detected_ns): one.headline for one in frame.all_findings if one.severity is Severity.ERROR}
         fresh = [headline for key, headline in errors.items() if self._known is not None and key not in self._known]
         news = fresh[0] if fresh and self._was_live else ""
         if self._was_live and not is_live:
