@@ -145,23 +145,6 @@ def test_a_gap_that_varies_is_one_finding_and_a_doubled_gap_another(tmp_path: Pa
     assert [one.step for one in find_named(folder, "double_spike")] == [1, 40]
 
 
-def test_a_gap_is_told_with_the_level_of_later_steps(tmp_path: Path) -> None:
-    """From step 10 on all of the iterations but their updates take 0.1 s less."""
-    folder = recordings.unpack_to_folder("gpu-z3-all", tmp_path)
-    (before,) = find_named(folder, "double_spike")
-
-    def shorten_steps(rows: Rows) -> None:
-        for name in ("begin_ns", "end_ns"):
-            rows[name] -= 100_000_000 * np.maximum(0, rows["step"] - 10)
-        forward = (rows["phase"] == PHASE_CODE["forward"]) & (rows["step"] >= 10)
-        rows["end_ns"][forward] = np.maximum(rows["begin_ns"][forward], rows["end_ns"][forward] - 100_000_000)
-
-    change_table(folder, "spans-rank0", shorten_steps)
-    (spike,) = find_named(folder, "double_spike")
-    assert (spike.step, spike.begin_ns) == (before.step, before.begin_ns)
-    assert spike.evidence["iteration_s"] == pytest.approx(before.evidence["iteration_s"] - 0.1, rel=0.1)
-
-
 def test_a_gpu_that_works_during_the_update_is_not_idle(tmp_path: Path) -> None:
     """The update takes 208 ms of 398."""
     folder = recordings.unpack_to_folder("gpu-offload-110", tmp_path)

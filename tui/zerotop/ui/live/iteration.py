@@ -151,7 +151,7 @@ def _plot_steps(
     drawn = np.arange(step_width) < column_width  # of the cells of a step; the last one may be a gap
     shrink = scale.uppermost / np.clip(iterations.iteration_s[shown], scale.uppermost, _LONGEST_S)
     layers = [
-        (phase_style(name), np.where(drawn, (seconds * shrink)[:, None], 0.0).ravel())
+        (phase_style(name), np.where(drawn, (np.minimum(seconds, _LONGEST_S) * shrink)[:, None], 0.0).ravel())
         for name, seconds in _list_phases(iterations, shown).items()
     ]
     plot_stack(plot, layers, top=scale.uppermost)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,19 +15,11 @@ import numpy as np
 from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_use import measure_free_bytes
-from zerotop.analysis.findings.support.thresholds import (
-    MORE_STEPS,
-    SHOWN_SHARE,
-    SPIKE_GAP_S,
-    SPIKE_SHARE,
-    SPIKE_SIMILAR_SHARE,
-    SPIKE_STEPS,
-)
+from zerotop.analysis.findings.support.thresholds import SPIKE_GAP_S, SPIKE_SHARE, SPIKE_SIMILAR_SHARE, SPIKE_STEPS
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.memory.expected.peak_moments import Workload, list_update
 from zerotop.analysis.memory.expected.zero_model import compute_expected, is_foreach, parse_setup
 from zerotop.analysis.memory.tensor_inventory import GRADIENTS
-from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.recording.moments.at import find_cores
 from zerotop_probe.recording.events import EngineFacts
 
@@ -76,14 +67,6 @@ class CpuUse(NamedTuple):
     threads: int  # runnable
 
 
-class _Told(NamedTuple):
-    """A gap that was told, with its steps up to now."""
-
-    rows: Rows
-    gap_s: float  # in the first ones
-    finding: Finding  # that was shown last
-
-
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report a gap, and again where it has changed by SPIKE_REPEAT_FACTOR."""
@@ -106,40 +89,10 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     )
     similar = (np.abs(windows - middle[:, None]) <= SPIKE_SIMILAR_SHARE * middle[:, None]).all(axis=1)
     shares = middle / np.maximum(usual, 1e-9)
-    new_spikes = []
     for at in np.flatnonzero(similar & (middle >= SPIKE_GAP_S) & (shares >= SPIKE_SHARE)).tolist():
         if window.is_news(gap := float(middle[at]), _has_changed):
             rows = lead.phased_steps[indices[at : at + SPIKE_STEPS]]
-            share = min(float(shares[at]), _measure_idle(group, rows))
-            new_spikes.append(
-                _Told(rows, gap, _build_finding(group, rows, gap, float(np.median(rows["iteration_s"])), share))
-            )
-    for told in window.follow(new_spikes, partial(_look_again, group)):
-        yield told.finding
-
-
-def _look_again(group: Group, told: _Told) -> _Told | None:
-    """Return a gap with a part more of its steps; None before those, and where it has changed by SPIKE_REPEAT_FACTOR.
-
-    The first steps are often slower than later ones, and so are those with phases: iterations are those of all steps.
-    """
-    lead, first = group.lead, int(told.rows["step"][0])
-    later = lead.phased_steps[np.searchsorted(lead.phased_steps["step"], first) :]
-    rows = later[~later["skipped"]][: len(told.rows) + max(SPIKE_STEPS, len(told.rows) // MORE_STEPS)]
-    if len(rows) < len(told.rows) + SPIKE_STEPS:
-        return None
-    gaps = _measure_gaps(lead, rows)
-    gap, last_gap = float(np.median(gaps)), float(np.median(gaps[-SPIKE_STEPS:]))
-    steps = lead.steps_until(int(rows["end_unix_ns"][-1]))
-    steps = steps[np.searchsorted(steps["step"], first) :]
-    iteration_s = compute_known_median(steps["iteration_s"][~steps["skipped"]])
-    if not last_gap > 0 or _has_changed(told.gap_s, last_gap) or not gap < iteration_s:
-        return None
-    finding = _build_finding(group, rows, gap, iteration_s, min(gap / iteration_s, _measure_idle(group, rows)))
-    finding = dataclasses.replace(finding, ranks=told.finding.ranks)
-    levels = [(finding.evidence[name], told.finding.evidence[name]) for name in ("gap_s", "iteration_s")]
-    is_other = any(abs(now / then - 1) > SHOWN_SHARE for now, then in levels)
-    return told._replace(rows=rows, finding=finding if is_other else told.finding)
+            yield _build_finding(group, rows, gap, min(float(shares[at]), _measure_idle(group, rows)))
 
 
 def _measure_idle(group: Group, rows: Rows) -> float:
@@ -170,12 +123,12 @@ def _measure_gaps(lead: Process, rows: Rows) -> Floats:
     return np.where(on_cpu, rows["step_s"], 0.0)
 
 
-def _build_finding(group: Group, rows: Rows, gap: float, iteration_s: float, share: float) -> Finding:
+def _build_finding(group: Group, rows: Rows, gap: float, share: float) -> Finding:
     lead, known_ns = group.lead, int(rows["end_unix_ns"][-1])
     ranks = group.ranks_at(known_ns)
     evidence = {
         "gap_s": gap,
-        "iteration_s": iteration_s,
+        "iteration_s": float(np.median(rows["iteration_s"])),
         "share": share,
         "cpu_optimizer_s": float(np.median(rows["optimizer_s"])),
         "processes": float(len(ranks)),
