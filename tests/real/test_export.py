@@ -81,7 +81,7 @@ def test_all_formats_say_the_same(
         assert set(whole["rank"].unique()) == {0}
         assert whole["learning_rate"].drop_nulls().len() > 0
     elif table == "peaks":
-        assert set(whole["rank"].unique()) == set(range(RANKS))
+        assert whole.height == 0  # of a device's allocator only
     elif table != "steps":
         assert whole.height == sum(len(source.array) for source in recording.sources[table])
 

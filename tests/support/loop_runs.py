@@ -17,7 +17,7 @@ from free_ports import find_free_port
 from job_state import describe_job
 from rank_recordings import Rank
 from real_jobs import QUICK_COMPILERS, RANKS, TIMEOUT_S, build_launch_command, make_environment
-from zerotop_probe.recording.directory import SESSION_VARIABLE
+from zerotop_probe.recording.directory import BUDGET_VARIABLE, SESSION_VARIABLE
 
 LOOPS = Path(__file__).resolve().parent.parent / "real" / "loops"
 BOOTSTRAP = Path(zerotop_probe.__file__).parent / "bootstrap"
@@ -112,7 +112,9 @@ def _make_variables(path: Path, accelerator: str = "cpu") -> dict[str, str]:
     if accelerator == "cuda":
         del inherited["CUDA_VISIBLE_DEVICES"]
         inherited["PATH"] = inherited["PATH"].removeprefix(f"{QUICK_COMPILERS}{os.pathsep}")  # its models are larger
-    return inherited | {"PYTHONPATH": os.pathsep.join((str(path), inherited["PYTHONPATH"])), "PYTHONZEROTOP_DEBUG": "1"}
+    # A few steps on a busy machine are to be recorded with their phases all the same.
+    detail = {"PYTHONZEROTOP_DEBUG": "1", BUDGET_VARIABLE: "50"}
+    return inherited | {"PYTHONPATH": os.pathsep.join((str(path), inherited["PYTHONPATH"])), **detail}
 
 
 def _run_command(command: Sequence[str], folder: Path, variables: dict[str, str]) -> None:
