@@ -17,6 +17,7 @@ import pytest
 from zerotop import command_line
 from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.demo import RECORDING_PATH
 from zerotop.recording.reader import Recording
 
 README = Path(__file__).parents[2] / "README.md"
@@ -64,6 +65,12 @@ def test_every_command_line_in_the_documentation() -> None:
     assert len(lines) > 30
     for line in lines:
         assert command_line.parse_arguments(split_words(line)).name in find_commands()
+
+
+def test_the_findings_that_the_readme_shows_are_those_of_the_story(capsys: pytest.CaptureFixture[str]) -> None:
+    (shown,) = re.findall(r"^```\n\$ zerotop findings [\w-]+\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    command_line.main(["findings", str(RECORDING_PATH)])
+    assert shown in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["attach", "--help"], ["recordings", "--help"]])
