@@ -31,7 +31,7 @@ from zerotop.analysis.sweeps.grading import ask_for
 from zerotop.analysis.sweeps.ranking import build_recorded, find_hardware
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
 from zerotop.analysis.sweeps.what_if_time import find_time_obstacle, predict_time
-from zerotop.analysis.sweeps.what_if_verdict import caution, describe_recorded, judge_gpu, list_ledger
+from zerotop.analysis.sweeps.what_if_verdict import describe_recorded, describe_scope, judge_gpu, list_ledger
 from zerotop.cli import main
 from zerotop.commands.measuring.machine_file import MachineFigures, find_machine_file, write_figures
 from zerotop.recording.reader import Recording
@@ -185,7 +185,7 @@ def test_the_recorded_setting_takes_no_less_than_was_allocated(capsys: pytest.Ca
     verdict, growth = said.splitlines()[:2]
     assert f"{format_bytes(same.room.needed)} of " in verdict
     assert f"{format_bytes(base.highest_peak)} allocated in step {base.highest_step}. The rows are of step " in verdict
-    assert growth.startswith("Its memory grows without a bound: steps 300 to 599 left 9.34 GiB behind, 32.0 MiB each.")
+    assert growth.startswith("Its memory grew to the end: steps 300 to 599 left 9.34 GiB behind, 32.0 MiB each.")
     assert "evaluation" not in said
     other = answer_changes(base, Changes(micro_batch=1))
     assert other.measured_more is None
@@ -222,8 +222,8 @@ def test_micro_batches_that_are_larger_than_the_one_that_failed_do_not_fit() -> 
     assert larger.fits is False
     assert "does not fit: as recorded, with no larger micro-batches, memory ran out." in judge_gpu(larger)
     assert answer_changes(base, Changes(micro_batch=2 * rows, seq_length=sequence, stage=3)).failure is None
-    assert caution(larger).startswith("For training alone")
-    assert caution(answer_changes(read("z2"), Changes())) == ""
+    assert describe_scope(larger).startswith("For training alone")
+    assert describe_scope(answer_changes(read("z2"), Changes())) == ""
 
 
 def test_estimate_of_a_recording_answers_alike(capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,7 +238,7 @@ def test_estimate_of_a_recording_answers_alike(capsys: pytest.CaptureFixture[str
     assert same.room is not None
     grown = estimate("gpu-lines-leak")
     assert f"needs at most {format_bytes(same.room.needed)} of " in grown
-    assert "Its memory grows without a bound: steps 300 to 599 left" in grown
+    assert "Its memory grew to the end: steps 300 to 599 left" in grown
     assert "micro-batch of 1 row on each GPU" in estimate("outside-grows", "--micro-batch", "1")
 
 

@@ -18,10 +18,10 @@ from zerotop.analysis.sweeps.ranking import choose_option, find_hardware, rank_r
 from zerotop.analysis.sweeps.what_if_time import TimePrediction
 from zerotop.analysis.sweeps.what_if_verdict import (
     NEEDED_NOTE,
-    caution,
     describe_baseline,
     describe_changes,
     describe_recorded,
+    describe_scope,
     describe_time,
     judge_gpu,
     judge_host,
@@ -35,13 +35,15 @@ from zerotop.commands.common.open_recording import open_named
 from zerotop.commands.estimate import read_kept_figures
 
 
-def format_answer(answer: WhatIfAnswer, *, explain: bool) -> Iterator[str]:
-    """Yield verdicts, the ledger from the recorded to the asked setting, and the time.
+def format_answer(answer: WhatIfAnswer, recommendation: str, *, explain: bool) -> Iterator[str]:
+    """Yield verdicts with a recommendation, the ledger from the recorded to the asked setting, and the time.
 
-    With ``explain`` each row has its formula, and every moment is listed.
+    A recorded failure is answer enough, without one. With ``explain`` each row has its formula, and every moment is listed.
     """
     yield judge_gpu(answer)
     yield from describe_recorded(answer)
+    if answer.failure is None:
+        yield recommendation
     yield judge_host(answer)
     if nvme := sum(compute_expected(answer.setting.setup).nvme.values()):
         yield f"NVMe of a node: {format_bytes(nvme * answer.setting.gpus)} by ZeRO's formulas."
@@ -99,7 +101,7 @@ def what_if(options: argparse.Namespace) -> int:
             raise Problem(str(error)) from error
     hardware = find_hardware(answer)
     best = recommend(ranked, hardware, _format_command(options, choose_option(ranked, hardware)))
-    recommendation = f"{caution(answer)}{best}"
+    recommendation = f"{describe_scope(answer)}{best}"
     if options.json:
         setting, seconds = answer.setting, answer.time.seconds if answer.time.rows else None
         content = {
@@ -120,11 +122,10 @@ def what_if(options: argparse.Namespace) -> int:
         }
         print(json.dumps(content, indent=1))
         return 0
-    lines = [*format_answer(answer, explain=options.explain)]
     if options.all:
         lines = [recommendation, "", *format_ranking(ranked, hardware)]
-    elif answer.failure is None:
-        lines.insert(1 + len([*describe_recorded(answer)]), recommendation)
+    else:
+        lines = [*format_answer(answer, recommendation, explain=options.explain)]
     print(*map(escape_unprintable, lines), sep="\n")
     return 0
 

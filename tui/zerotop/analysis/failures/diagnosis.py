@@ -13,7 +13,6 @@ from zerotop.analysis.failures.crashes import explain_attempt, explain_job, expl
 from zerotop.analysis.failures.end import MEMORY, ByteFigure, End, build_host_figures
 from zerotop.analysis.failures.last_moments import describe_place, has_worked_after
 from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, describe_batch
-from zerotop.analysis.failures.oom_log_parser import HOST, KILLED
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
@@ -123,7 +122,7 @@ def _list_location(post_mortem: PostMortem) -> Iterator[str]:
 def _collect_figures(recording: Recording, post_mortem: PostMortem) -> tuple[ByteFigure, ...]:
     limit = post_mortem.limit_bytes
     figures: list[tuple[str, int | None, int | None]] = [("requested", post_mortem.requested_bytes, None)]
-    if post_mortem.kind in (HOST, KILLED):
+    if post_mortem.is_on_host:
         figures += build_host_figures(post_mortem.host_memory, limit)
     else:
         # A limit of PyTorch's allocator is less than the device, of which the rest is free.

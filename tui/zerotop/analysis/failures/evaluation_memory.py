@@ -11,11 +11,14 @@ from zerotop.recording.moments.at import At
 from zerotop.recording.table_files import Source
 from zerotop_probe.recording.tables import END, EVAL, FAILED, PHASE_CODE
 
-# From this ratio to the evaluations before on, an evaluation holds more than they did, and its batches are larger.
-_MORE_TIMES, _LARGER_RATIO = 1.5, 1.05
+# From this ratio to the evaluations before on, an evaluation holds more than they did.
+_MORE_TIMES = 1.5
+LARGER_RATIO = 1.05
+"""From this ratio to those before on, a micro-batch is larger, or more forwards were run."""
 # Evaluations before to look back to.
 _MOST_EARLIER = 16
 _EVAL, _FORWARD = PHASE_CODE["eval"], PHASE_CODE["forward"]
+_HELD = ("allocated_bytes", "allocated_peak_bytes")
 
 
 class EvaluationGrowth(NamedTuple):
@@ -28,7 +31,7 @@ class EvaluationGrowth(NamedTuple):
     before_forwards: int  # the most of an evaluation before
     forward_bytes: int | None  # that each of its forwards left
     before_forward_bytes: int | None  # the most that each forward of an evaluation before left
-    batch: dict[str, int]  # rows, sequence and tokens of its largest micro-batch; empty if unknown
+    batch: dict[str, int]  # rows, sequence and tokens of its largest micro-batch
 
     @property
     def is_by_forward(self) -> bool:
@@ -50,7 +53,9 @@ class _Evaluation(NamedTuple):
 
 
 def measure_growth(at: At, process: RankProcess, failed_ns: int, held_bytes: int) -> EvaluationGrowth | None:
-    """Compare the evaluation in which an allocation failed with those before; None if it held no more, or none is known.
+    """Compare an evaluation that failed to allocate with those before; None if it held no more, or its batches are larger.
+
+    None also where the evaluations before, or the sizes of micro-batches, are unknown.
 
     ``held_bytes``: in tensors at that time.
     """
@@ -73,7 +78,7 @@ def measure_growth(at: At, process: RankProcess, failed_ns: int, held_bytes: int
         return None
     before_bytes = max(one.held_bytes for one in known)
     ratio = _compare_batches(own.batch, [one.batch for one in known])
-    if held_bytes < _MORE_TIMES * before_bytes or (ratio is not None and ratio > _LARGER_RATIO):
+    if held_bytes < _MORE_TIMES * before_bytes or ratio is None or ratio > LARGER_RATIO:
         return None
     left = [one.forward_bytes for one in known if one.forward_bytes is not None]
     return EvaluationGrowth(
@@ -84,7 +89,7 @@ def measure_growth(at: At, process: RankProcess, failed_ns: int, held_bytes: int
         max(one.forwards for one in known),
         own.forward_bytes,
         max(left) if left else None,
-        own.batch if ratio is not None else {},
+        own.batch,
     )
 
 
@@ -105,9 +110,6 @@ def _measure_evaluation(
     levels = rows["allocated_bytes"][(rows["edge"] == END) & np.isin(rows["phase"], (_EVAL, _FORWARD))]
     left = int(np.median(np.diff(levels))) if len(levels) > 2 else None
     return _Evaluation(held, len(forwards), left, _read_largest(forwards))
-
-
-_HELD = ("allocated_bytes", "allocated_peak_bytes")
 
 
 def _read_largest(forwards: Any) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zerotop.analysis.failures.evaluation_memory import LARGER_RATIO
 from zerotop.analysis.failures.oom_advice import advise_on_gpu, advise_on_host
 from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, describe_batch, put_size
 from zerotop.analysis.failures.oom_log_parser import CUBLAS, CUDA, HOST, KILLED, NCCL
@@ -12,8 +13,6 @@ from zerotop.analysis.memory.allocator_settings import choose_variable
 from zerotop.analysis.script_terms import read_terms
 from zerotop.recording.moments.rank_records import TRAINER
 
-# From this ratio on a micro-batch counts as larger than those before.
-_LARGER_RATIO = 1.05
 # The part of the memory in use that must have leaked, and that with a micro-batch larger than those before.
 _NOTABLY_LEAKED, _MOSTLY_LEAKED = 0.1, 0.5
 # Unallocated memory is worth a clause from this size on.
@@ -58,7 +57,7 @@ def _check_leak(case: OomCase) -> OomVerdict | None:
     """Blame a leak if the request would have fitted without it."""
     leak, missing = case.leak, (case.requested_bytes or 0) - (case.free_bytes or 0)
     used = case.allocated_bytes or case.limit_bytes or case.total_bytes or 0
-    is_larger = (case.batch_ratio or 0) > _LARGER_RATIO
+    is_larger = (case.batch_ratio or 0) > LARGER_RATIO
     if leak is None or leak.bytes < max(missing, (_MOSTLY_LEAKED if is_larger else _NOTABLY_LEAKED) * used):
         return None
     request = f"{_describe_request(case)}{_describe_available(case)}." if case.kind == CUDA else _describe_outside(case)
@@ -79,7 +78,7 @@ def _check_growth(case: OomCase) -> OomVerdict | None:
     if growth.is_by_forward:
         left = f"{put_size(growth.forward_bytes or 0)}, before {put_size(growth.before_forward_bytes or 0)}"
         cause += f" Each of its {format_count(growth.forwards, 'forward')} left {left}."
-    elif growth.before_forwards and growth.forwards > _LARGER_RATIO * growth.before_forwards:
+    elif growth.before_forwards and growth.forwards > LARGER_RATIO * growth.before_forwards:
         cause += f" It had run {format_count(growth.forwards, 'forward')}, before at most {growth.before_forwards}."
     cause += _describe_graphs(case)
     limited = (
@@ -162,7 +161,7 @@ def _check_evaluation(case: OomCase) -> OomVerdict | None:
         return None
     terms, ratio, before = read_terms(case.engine), case.batch_ratio, case.largest_batch
     setting = terms["eval_batch_fix"]
-    if ratio is None or ratio <= _LARGER_RATIO:
+    if ratio is None or ratio <= LARGER_RATIO:
         rows = f", now {case.rows}" if case.rows else ""
         advice = f"Lower {terms['eval_batch_size']}{rows}{terms['or_accumulate_outputs']}."
         fix = f"{setting}={case.rows // 2}" if case.rows and case.rows > 1 else terms["eval_tensors_fix"]
@@ -176,7 +175,7 @@ def _check_evaluation(case: OomCase) -> OomVerdict | None:
 
 def _check_larger_batch(case: OomCase) -> OomVerdict | None:
     ratio, before = case.batch_ratio, case.largest_batch
-    if ratio is None or ratio <= _LARGER_RATIO or case.outer_phase not in ("forward", "backward", ""):
+    if ratio is None or ratio <= LARGER_RATIO or case.outer_phase not in ("forward", "backward", ""):
         return None
     cause = f"{_describe_batch_request(case, f'{ratio:.1f} times the largest before, {_describe_largest(case)}')}"
     if case.is_limited:

@@ -24,6 +24,8 @@ _MOST_DEVICE_SHARE = 1.1  # of an iteration on the GPU: a phase that overlaps an
 class PhaseTimes:
     """Seconds of one optimizer step, of the slowest rank: of phases the median of the steps that have them.
 
+    Where those add up to more than an iteration, as a few slow steps do, they keep their shares of it.
+
     Forward and backward are those of one micro-batch on the GPU where the recording has them, else those of the host.
     """
 
@@ -54,8 +56,8 @@ def measure_times(recording: Recording, process: RankSteps, chosen: ChosenSteps)
         forward, backward, update = found[0] / count, found[1] / count, found[2]
         if 0 < count * (forward + backward) + update <= _MOST_DEVICE_SHARE * iteration and all(found):
             on_cpu = _sum_steps(rows[rows["phase"] == PHASE_CODE["cpu_optimizer"]])
-            return _limit(PhaseTimes(iteration, forward, backward, update, (host[0], host[1]), on_cpu, busy), count)
-    return _limit(PhaseTimes(iteration, host[0], host[1], float(np.median(steps["step_s"])), None, busy=busy), count)
+            return _fit_phases(PhaseTimes(iteration, forward, backward, update, (host[0], host[1]), on_cpu, busy), count)
+    return _fit_phases(PhaseTimes(iteration, host[0], host[1], float(np.median(steps["step_s"])), None, busy=busy), count)
 
 
 def _measure_iteration(process: RankSteps, chosen: ChosenSteps) -> float:
@@ -69,8 +71,8 @@ def _measure_iteration(process: RankSteps, chosen: ChosenSteps) -> float:
     return float(np.median((rows if is_one_setting and is_few else chosen.timed)["iteration_s"]))
 
 
-def _limit(times: PhaseTimes, count: int) -> PhaseTimes:
-    """Return the times with phases that are no longer than an iteration, as those of a few slow steps may be."""
+def _fit_phases(times: PhaseTimes, count: int) -> PhaseTimes:
+    """Return the times with phases that add up to no more than an iteration. ``count``: micro-batches of a step."""
     share = times.iteration / max(count * (times.forward + times.backward) + times.update, 1e-9)
     if share >= 1:
         return times

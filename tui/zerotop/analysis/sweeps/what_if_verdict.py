@@ -130,8 +130,8 @@ def judge_gpu(answer: WhatIfAnswer) -> Text:
     return Text(sentence + more, values)
 
 
-def caution(answer: WhatIfAnswer) -> str:
-    """Return what to say before a recommendation: training is forecast, an evaluation that ran out of memory is not."""
+def describe_scope(answer: WhatIfAnswer) -> str:
+    """Return the start of a recommendation that leaves out the evaluation that ran out of memory; "" for any other."""
     failure = answer.base.failure
     is_evaluation = failure is not None and not failure.is_on_host and failure.outer_phase == "eval"
     return "For training alone, without the evaluation that ran out of memory: " if is_evaluation else ""
@@ -166,8 +166,8 @@ def describe_recorded(answer: WhatIfAnswer) -> Iterator[Text]:
             "each": leak.bytes / steps,
         }
         yield Text(
-            "Its memory grows without a bound: steps {since} to {until} left {grown:bytes} behind, {each:bytes} each. The"
-            " forecast does not grow.",
+            "Its memory grew to the end: steps {since} to {until} left {grown:bytes} behind, {each:bytes} each. The forecast"
+            " does not grow.",
             values,
         )
     if base.failure is not None and answer.failure is None:

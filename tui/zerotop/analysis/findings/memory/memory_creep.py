@@ -16,6 +16,7 @@ from zerotop.analysis.findings.support.memory import growing_readings, optimizer
 from zerotop.analysis.findings.support.memory.block_shapes import LOGITS, find_first_backward, recognize_block
 from zerotop.analysis.findings.support.memory.looks import await_look
 from zerotop.analysis.findings.support.steps.onsets import find_growth_onset
+from zerotop.analysis.findings.support.thresholds import SHOWN_SHARE
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.memory import leak_holders
 from zerotop.analysis.memory.block_lines import Look
@@ -73,7 +74,6 @@ _RESERVE = (
     " at the peak, as new blocks find no room in them."
 )
 _VERBS = {"grows": "grew", "leaks": "leaked", "keeps": "kept"}
-_SHOWN_SHARE = 0.01  # of the mean step, by which the usual one differs visibly
 _LINE_SHARE = 0.5  # the part of the leaked memory that a line must have allocated
 _SAME_PACE = 0.5  # of the growth a step, at least, before a stretch that begins late
 # How long a finding waits for its line (ns), and at most which part of the time that is left.
@@ -307,7 +307,7 @@ def _build_finding(creep: _Creep, found: _Found) -> Finding:
     evidence = {
         "bytes_per_step": slope,
         # Where the usual step adds less or more than the mean one, the sum needs the mean.
-        "mean_bytes_per_step": mean if abs(mean - slope) > _SHOWN_SHARE * mean else None,
+        "mean_bytes_per_step": mean if abs(mean - slope) > SHOWN_SHARE * mean else None,
         "grown_bytes": grown,
         "steps": count,
         "held_bytes": held[-1],

@@ -100,10 +100,16 @@ def _find_full(window: SearchWindow[Group]) -> int | None:
     """Return when memory left no room for more rows, or ran out, for the first time; None if it has not."""
     group, lead = window.subject, window.subject.lead
     fresh, room = window.records(lead.records("allocator")), _ROOM_SHARE * (lead.device_bytes or np.inf)
-    is_full = np.maximum(fresh.rows["reserved_bytes"], fresh.rows["reserved_peak_bytes"]) > room if len(fresh) else []
-    filled = window.find_once(lambda: next(iter(fresh.times[is_full].tolist()), None) if len(fresh) else None, "filled")
-    failed = [event.unix_ns for one in group.processes for event in one.events_of(OutOfMemory)[:1]]
-    return min([*failed, *([] if filled is None else [filled])], default=None)
+
+    def find_filled() -> int | None:
+        if not len(fresh):
+            return None
+        is_full = np.maximum(fresh.rows["reserved_bytes"], fresh.rows["reserved_peak_bytes"]) > room
+        return int(fresh.times[np.argmax(is_full)]) if is_full.any() else None
+
+    times = [event.unix_ns for one in group.processes for event in one.events_of(OutOfMemory)[:1]]
+    filled = window.find_once(find_filled, "filled")
+    return min(times if filled is None else [*times, filled], default=None)
 
 
 def _judge_next(group: Group, full_ns: int | None, before: _Verdict | None) -> _Verdict | None:

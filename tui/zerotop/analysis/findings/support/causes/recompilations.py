@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import NamedTuple
 
 from zerotop.analysis.code_line import read_line
@@ -38,9 +39,10 @@ def find_failed_assumption(process: Process, begin_ns: int, end_ns: int, known_n
         for guard in event.failed or ()
         if guard.guard and guard.guard.isprintable()
     ]
-    kinds = [_name_kind(guard) for guard in found]
-    (kind, count) = max(((one, kinds.count(one)) for one in kinds), key=lambda item: item[1], default=("", 0))
-    if not found or count <= len(kinds) / 2:
+    if not found:
+        return None
+    kind, count = Counter(map(_name_kind, found)).most_common(1)[0]
+    if count <= len(found) / 2:
         return None
     last = next(guard for guard in reversed(found) if _name_kind(guard) == kind)
     line = read_line(last)
