@@ -19,7 +19,7 @@ from zerotop.recording.steps.step_dtype import has_phases
 
 # Blocks of steps on each side of the change, the most that are searched, and how long (seconds) the sides last.
 _LEAST_BLOCKS, _MOST_BLOCKS, _BEFORE_S, _AFTER_S = 5, 400, 3.0, 6.0
-_SAMPLED_S = 3.0  # where samples show a line that is new
+_SAMPLED_BLOCKS, _SAMPLED_S = 3, 3.0  # where samples show a line that is new
 # In at least this share of all pairs of a block before and a block after, the later block takes longer.
 _ORDERED_SHARE = 0.85
 # The last blocks, which still show it, and those on each side next to it.
@@ -46,12 +46,18 @@ def find_lasting(group: Group, steps: Rows) -> PaceShift | None:
         return None  # times of some steps are unknown
     if (shift := _find_with_memory(group, steps, known_ns)) is not None:
         return shift
-    split = find_split(levels, _LEAST_BLOCKS)
-    if not _is_new_level(levels[:split], levels[split:]):
-        return None
-    split = refine_split(levels, split, _LEAST_BLOCKS)
-    shift = _explain_by_part(group, steps, split, known_ns) if not is_gradual(levels) else None
-    return shift or (_explain_by_line(group, steps, split, known_ns) if _is_jump(levels, split) else None)
+    split = _find_new_level(levels, _LEAST_BLOCKS)
+    shift = _explain_by_part(group, steps, split, known_ns) if split and not is_gradual(levels) else None
+    if shift is not None:
+        return shift
+    split = _find_new_level(levels, _SAMPLED_BLOCKS)
+    return _explain_by_line(group, steps, split, known_ns) if split and _is_jump(levels, split) else None
+
+
+def _find_new_level(levels: Floats, fewest: int) -> int:
+    """Return the index from which on the levels are others, with at least ``fewest`` on each side; 0 if there is none."""
+    split = find_split(levels, fewest)
+    return refine_split(levels, split, fewest) if _is_new_level(levels[:split], levels[split:]) else 0
 
 
 def _explain_by_part(group: Group, steps: Rows, split: int, known_ns: int) -> PaceShift | None:

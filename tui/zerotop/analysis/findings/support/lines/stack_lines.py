@@ -79,7 +79,7 @@ _MODEL_CALL = "torch.nn.Module.__call__"
 
 # The smallest share of the samples with which a line explains a delay.
 _LINE_SHARE = 0.3
-# Samples that show a line, unless they stand for such a share of the whole delay.
+# Samples that show a line, unless those of unusual slowness, which lie close, stand for such a share of the whole delay.
 _FEWEST_SAMPLES = 3
 # The share of the samples below a line of the loop with which a line that it calls takes its place.
 _SHARED_SHARE = 0.6
@@ -166,6 +166,7 @@ def _find_most(delay: Delay, why: str, known_ns: int) -> StackLine | None:
     process, where, callee = delay.process, delay.where, delay.callee
     is_computing, total = where in _COMPUTING, 0.0
     seconds: dict[tuple[str, int, str], float] = {}
+    slow: Counter[tuple[str, int, str]] = Counter()  # seconds
     samples: Counter[tuple[str, str]] = Counter()  # of each function
     callees: dict[tuple[str, int, str], dict[tuple[str, ...], float]] = {}
     for event in _select_events(delay, known_ns):
@@ -180,13 +181,14 @@ def _find_most(delay: Delay, why: str, known_ns: int) -> StackLine | None:
             if found is not None and (delay.is_all_work or _takes_time(process, found, where)):
                 key, beneath = found[:3], found.callees
                 seconds[key] = seconds.get(key, 0.0) + weight
+                slow[key] += weight if event.why == SLOW else 0.0
                 samples[found.file, found.function] += stack.count or 0
                 each = callees.setdefault(key, {})
                 each[beneath] = each.get(beneath, 0.0) + weight
     if not seconds or total <= 0:
         return None
     key, weight = _choose_line(seconds, total)
-    if samples[key[0], key[2]] < _FEWEST_SAMPLES and weight < _LINE_SHARE * (delay.end_ns - delay.begin_ns) / 1e9:
+    if samples[key[0], key[2]] < _FEWEST_SAMPLES and slow[key] < _LINE_SHARE * (delay.end_ns - delay.begin_ns) / 1e9:
         return None  # it may have been there by chance
     beneath = max(callees[key], key=lambda names: callees[key][names])
     return StackLine(*key, beneath, weight, weight / total, delay.is_gpu_idle) if weight >= _LINE_SHARE * total else None
