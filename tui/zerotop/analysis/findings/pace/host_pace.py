@@ -16,6 +16,7 @@ from zerotop.analysis.findings.support.gpu_use import measure_gpu_use, offloads
 from zerotop.analysis.findings.support.host_load import measure_load
 from zerotop.analysis.findings.support.lines.forward_lines import find_forward_line
 from zerotop.analysis.findings.support.lines.line_findings import measure_between
+from zerotop.analysis.findings.support.lines.stack_lines import runs_modules
 from zerotop.analysis.findings.support.mode_uses import lacks_cache, launches_block
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text
@@ -55,6 +56,8 @@ _LEAST_STEPS, _LEAST_S = 60, 3.0
 _WAIT_SHARE = 0.2
 # Shares of the iteration that other reasons take, and the cores that launch.
 _MOST_DATA, _MOST_BETWEEN, _LEAST_CORES = 0.1, 0.25, 0.6
+# By which factor the time between the phases may have grown since the first steps, if it is longer than that.
+_GROWN_TIMES = 1.5
 # If the mean is larger than the median by this factor, pauses leave the GPU idle, too.
 _PAUSING_TIMES = 1.2
 # Launches take about as long in each step: where quarters of the steps differ by this factor, something else takes the time.
@@ -240,7 +243,15 @@ def _is_launching(process: Process, steps: Rows) -> bool:
     rows = rows if len(rows) else process.phased_steps_until(int(steps["end_unix_ns"][-1]))[-_FIRST_STEPS:]
     iteration = compute_known_median(rows["iteration_s"])
     data, between = compute_known_median(rows["data_s"]), compute_known_median(measure_between(rows))
-    return data <= _MOST_DATA * iteration and between <= _MOST_BETWEEN * iteration
+    if data > _MOST_DATA * iteration:
+        return False
+    if between <= _MOST_BETWEEN * iteration:
+        return True
+    # A model may run between the phases, too, from the begin on: to generate, for example.
+    first = process.phased_steps[:_FIRST_STEPS]
+    if between > _GROWN_TIMES * compute_known_median(measure_between(first)):
+        return False
+    return runs_modules(process, int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1]))
 
 
 def read_held(process: Process, steps: Rows) -> tuple[int, int]:

@@ -63,17 +63,18 @@ _TENSOR_METHODS = {
 }
 _HOST_METHODS = frozenset(name for kind in _HOST_TYPES for name in dir(kind)) - _TENSOR_METHODS
 _LOADERS, _LOADER_FILES = "torch.utils.data.", "torch/utils/data/"
-# Files of libraries whose functions run phases: a stack with one of them is in a phase.
-_PHASE_FILES = (
+# Files of libraries whose functions compute: modules, the backward and optimizers.
+_MODULE_FILES = (
     "torch/nn/modules/module.py",
     "torch/nn/parallel/",
     "torch/_tensor.py",
     "torch/autograd/",
     "torch/optim/",
-    _LOADER_FILES,
     "deepspeed/runtime/engine.py",
     "deepspeed/runtime/pipe/",
 )
+# A stack with one of these is in a phase.
+_PHASE_FILES = (*_MODULE_FILES, _LOADER_FILES)
 
 _MODEL_CALL = "torch.nn.Module.__call__"
 
@@ -81,6 +82,8 @@ _MODEL_CALL = "torch.nn.Module.__call__"
 _LINE_SHARE = 0.3
 # Samples that show a line, unless those of unusual slowness, which lie close, stand for such a share of the whole delay.
 _FEWEST_SAMPLES = 3
+# Samples that show what a rank does beside its known phases, the least share of them in modules, the most in another line.
+_FEWEST_BESIDE, _MODULES_SHARE, _BESIDE_SHARE = 10, 0.6, 0.1
 # The share of the samples below a line of the loop with which a line that it calls takes its place.
 _SHARED_SHARE = 0.6
 # The last events with samples that are compared on each side of a change.
@@ -331,6 +334,27 @@ def _awaits_no_gpu(process: Process, callees: Sequence[str]) -> bool:
     """Whether the functions wait for a GPU, but there is none. They then only show because they release Python's lock."""
     known = find_known_call(callees)
     return known is not None and known.waits_for_gpu and not process.is_on_gpu
+
+
+def runs_modules(process: Process, begin_ns: int, end_ns: int) -> bool:
+    """Whether a rank's samples of usual slowness, of no known phase, show that modules run there, and little else.
+
+    Those that were written in this time count, if they are enough.
+    """
+    inside = total = 0
+    others: Counter[_Line] = Counter()  # lines that do not compute with PyTorch
+    for event in select_events(process.events_of(Stacks), begin_ns, end_ns):
+        if event.why != SHARE or event.where not in (BETWEEN, UNSEEN):
+            continue
+        for stack in event.stacks:
+            count, found = stack.count or 0, find_own(event.frames, stack)
+            total += count
+            if _runs_through(event.frames, stack, _MODULE_FILES):
+                inside += count
+            elif found is not None and not is_training(found.callees, UNSEEN):
+                others[found[:3]] += count
+    most = max(others.values(), default=0)
+    return total >= _FEWEST_BESIDE and inside >= _MODULES_SHARE * total and most <= _BESIDE_SHARE * total
 
 
 def select_events_in(sampled: Iterable[Stacks], places: Container[str], why: str) -> list[Stacks]:
