@@ -33,6 +33,8 @@ class Job(NamedTuple):
     sampled: Sequence[
         tuple[int, list[PythonFrame]]
     ] = ()  # stacks of step 7, innermost frame first, and how often each was seen
+    sampled_s: int = 1  # when they were written
+    between: tuple[float, float] = (0.0, 0.0)  # the share of the first 20 steps, and of all later ones, before forward
     lengths: tuple[float, float] = (0.1, 0.1)  # of the steps in turn
     threads: Mapping[str, float] = MappingProxyType({"python3": 1.0})  # the cores of each thread, the first one's first
     reserved_gib: Mapping[float, float] = MappingProxyType({})  # of a device of 10 GiB, from a second on
@@ -43,13 +45,14 @@ def find_all(
     folder: Path, environment: dict[str, str], *, device: str = "cuda:0", busy: float = 55.0, **facts: Any
 ) -> tuple[Finding, ...]:
     """Write such a job; return what is found."""
-    sampled, lengths, threads, reserved_gib, failed_s = Job(**facts)
+    sampled, sampled_s, between, lengths, threads, reserved_gib, failed_s = Job(**facts)
     times = [int(tick * S / 10) for tick in range(120)]
     spans = [
         make_span(at + length * begin, at + length * end, phase, step, BOUNDARY if phase == "step" else 0, tokens=64)
         for step in range(120)
+        for share in [between[step >= 20]]
         for at, length in [(step // 2 / 5 + (step % 2) * lengths[0], lengths[step % 2])]
-        for phase, begin, end in (("forward", 0.0, 0.4), ("backward", 0.4, 0.9), ("step", 0.9, 0.999))
+        for phase, begin, end in (("forward", share, 0.4), ("backward", 0.4, 0.9), ("step", 0.9, 0.999))
     ]
     write_table(folder, SPANS, make_identity(0), *spans).close()
     node = make_identity(-1)
@@ -78,7 +81,7 @@ def find_all(
         named = [frame._asdict() for frame in frames]
         stacks = [{"count": count, "seconds": 0.1, "frames": list(range(len(frames)))}]
         seen: dict[str, Any] = {"where": "unknown phase", "why": "share", "step": 7, "last_step": 7, "samples": count}
-        writer.write(S, events.Stacks, begin_ns=S // 2, end_ns=S, frames=named, stacks=stacks, **seen)
+        writer.write(sampled_s * S, events.Stacks, begin_ns=S // 2, end_ns=S, frames=named, stacks=stacks, **seen)
     if failed_s is not None:
         writer.write(int(failed_s * S), events.OutOfMemory, device=0, requested_bytes=2**30)
     writer.close()
@@ -136,6 +139,24 @@ def test_a_line_that_takes_most_of_forward_is_named(
     (found,) = find_all(tmp_path, {}, sampled=sampled)
     assert ("In forward, most of the time goes to net.py:39 in Relations.forward." in found.details) is is_named
     assert found.advice.endswith("larger operations at net.py:39." if is_named else "larger operations.")
+
+
+@pytest.mark.parametrize(
+    ("sampled", "between", "told"),
+    [
+        ([(9, [LINEAR, CALL, AT_LINE, LOOP]), (6, [BACKWARD, LOOP]), (1, [BESIDE, LOOP])], (0.35, 0.35), True),
+        ([(9, [LINEAR, CALL, AT_LINE, LOOP]), (6, [BACKWARD, LOOP]), (3, [BESIDE, LOOP])], (0.35, 0.35), False),
+        ([(6, [LINEAR, CALL, AT_LINE, LOOP]), (2, [BACKWARD, LOOP])], (0.35, 0.35), False),
+        ([(9, [LINEAR, CALL, AT_LINE, LOOP]), (6, [BACKWARD, LOOP])], (0.1, 0.35), False),
+    ],
+    ids=["in modules", "in another line", "too few samples", "grown"],
+)
+def test_a_model_may_run_between_the_phases(
+    tmp_path: Path, sampled: list[tuple[int, list[PythonFrame]]], between: tuple[float, float], told: bool
+) -> None:
+    """As one that generates before it trains."""
+    found = find(tmp_path, {}, sampled=sampled, sampled_s=7, between=between)
+    assert ("launch_bound" in found) is told
 
 
 @pytest.mark.parametrize(

@@ -468,6 +468,18 @@ def test_a_slowdown_within_what_the_run_wanders_is_told_with_a_line_that_is_new(
     assert [one.named_line for one in found] == ["train.py:63"] * told
 
 
+@pytest.mark.parametrize(("sort", "told"), [(28, True), (0, False)])
+def test_a_line_that_is_new_explains_few_steps(sort: int, told: bool, tmp_path: Path) -> None:
+    """As of a loop that begins to look at each element, in a pace that wanders, in the last 40 steps of a job."""
+    pace = np.repeat([1.0, 0.85, 1.2, 0.8, 1.15, 0.9, 1.05], 12)
+    seconds = np.concatenate([0.065 * pace, np.full(44, 0.115)]) * np.random.default_rng(3).normal(1.0, 0.17, 128)
+    since = {60: ("relu", 80 - sort)} | ({63: ("sort", sort)} if sort else {})
+    write_sampled(tmp_path, seconds, (11, 29, {60: ("relu", 80)}), (58, 79, {60: ("relu", 40)}), (86, 98, since))
+    found = [one for one in find(tmp_path, iteration_shift.detect) if one.severity is Severity.WARNING]
+    assert [one.named_line for one in found][-1:] == ["train.py:63"] * told
+    assert all(abs((one.step or 0) - 84) <= 6 for one in found)
+
+
 @pytest.mark.parametrize(("sort", "told"), [(24, True), (0, False)])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_slowdown_that_only_its_line_tells_from_noise(sort: int, told: bool, seed: int, tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def add_stacks(  # noqa: PLR0913
     late_s: float = 0.0,
     begin_ns: int | None = None,
     seconds: float = 1.0,
+    why: str = "slow",
 ) -> Recording:
     """Write samples of a rank, so many seconds for each stack, by default from the begin of a finding until it was known.
 
@@ -77,7 +78,7 @@ def add_stacks(  # noqa: PLR0913
         "time_ns": found.known_ns - source.offset_ns + int(late_s * 1e9),
         "event": "stacks",
         "where": where,
-        "why": "slow",
+        "why": why,
         "begin_ns": (found.begin_ns if begin_ns is None else begin_ns) - source.offset_ns,
         "end_ns": max(found.known_ns, begin_ns or 0) - source.offset_ns,
         "frames": [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in frames],
@@ -124,12 +125,24 @@ def test_a_shift_names_the_line(tmp_path: Path, stacks: list[Any], place: str, l
 
 
 @pytest.mark.parametrize(
-    ("samples", "seconds", "is_named"), [(1, 0.02, False), (2, 0.02, False), (3, 0.02, True), (1, 1.0, True)]
+    ("samples", "seconds", "why", "is_named"),
+    [
+        (1, 0.02, "slow", False),
+        (2, 0.02, "slow", False),
+        (3, 0.02, "slow", True),
+        (1, 1.0, "slow", True),
+        (1, 1.0, "share", False),  # one of usual slowness stands for all the time since the last
+        (3, 1.0, "share", True),
+    ],
 )
-def test_a_line_needs_samples_or_a_share_of_the_delay(tmp_path: Path, samples: int, seconds: float, is_named: bool) -> None:
+def test_a_line_needs_samples_or_a_share_of_the_delay(
+    tmp_path: Path, samples: int, seconds: float, why: str, is_named: bool
+) -> None:
     folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
     before = find_named(Recording.open(folder), "iteration_shift")
-    recording = add_stacks(folder, before, [SLEEP] * samples, where="between phases", seconds=seconds)
+    recording = add_stacks(
+        folder, before, [SLEEP] * samples, where="between phases", seconds=seconds, why=why, begin_ns=before.begin_ns + 1
+    )
     shift = find_named(recording, "iteration_shift")
     assert (shift.headline.endswith(": train.py:88"), "train.py" in shift.advice) == (is_named, is_named)
 
