@@ -49,6 +49,20 @@ def read_peak(row: dict[str, Any]) -> float:
     return float(row["memory"]["allocated"]["likely"])
 
 
+@pytest.mark.parametrize(
+    ("size", "preset"), [("8B", "llama-8b"), ("0.494B", "qwen-0.5b"), ("1500000000", "qwen-1.5b"), ("405b", "llama-70b")]
+)
+def test_parameters_alone_name_a_preset_of_that_size(size: str, preset: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "--parameters", size]) == 2
+    assert f"The preset of the nearest size is {preset}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["eight", "0.3", "-1B", "8BB", ""])
+def test_no_number_of_parameters(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "llama-8b", f"--parameters={size}"]) == 2
+    assert "is not a number of parameters, such as 494M or 8B" in capsys.readouterr().err
+
+
 def test_the_recommendation_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_estimate(tmp_path, "--gpus", "8", "--gpu-memory", "80GB") == 0
     first = capsys.readouterr().out.splitlines()[0]

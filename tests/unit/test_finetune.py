@@ -42,7 +42,11 @@ def run_command(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[
 @pytest.mark.parametrize(
     ("preset", "parameters"),
     # gpt2 and Qwen2-0.5B share one matrix between the first and the last layer; it is counted once.
-    [("tiny", 3_213_568), ("gpt2", 124_439_808), ("qwen-0.5b", 494_032_768), ("llama-8b", 8_030_261_248)],
+    [
+        *(("tiny", 3_213_568), ("gpt2", 124_439_808), ("qwen-0.5b", 494_032_768), ("qwen-1.5b", 1_543_714_304)),
+        *(("qwen-7b", 7_615_616_512), ("mistral-7b", 7_248_023_552), ("llama-1b", 1_235_814_400)),
+        *(("llama-3b", 3_212_749_824), ("llama-8b", 8_030_261_248), ("llama-70b", 70_553_706_496)),
+    ],
 )
 def test_presets_have_the_size_of_the_real_models(preset: str, parameters: int) -> None:
     import torch

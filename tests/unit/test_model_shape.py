@@ -122,9 +122,7 @@ def test_the_rule_of_thumb_for_activations() -> None:
     assert shape.estimate_activations(2048, recompute=True) == pytest.approx(48 * 6144 * 2 + ends)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in CONFIGS if name not in ("qwen-0.5b", "llama-8b", "tiny", "gpt2", *NO_SDPA)]
-)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in (*PRESETS, *NO_SDPA)])
 def test_counted_activations_are_those_that_autograd_saves(name: str) -> None:
     assert count_saved(CONFIGS[name]) == pytest.approx(
         count_layers(CONFIGS[name]), rel=0.1 if name in ("phi", "phi3") else 0.02

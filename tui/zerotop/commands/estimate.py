@@ -38,7 +38,7 @@ from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.estimate_text import explain, format_options, format_own, format_ranking, recommend
 from zerotop.commands.common.grades import print_grades
-from zerotop.commands.common.model_config import read_model_config
+from zerotop.commands.common.model_config import find_nearest_preset, read_model_config
 from zerotop.commands.common.training_arguments import TrainingSettings, fill_options, resolve_batch
 from zerotop.commands.measuring.machine_file import MachineFigures, MachineFileError, find_machine_file, read_figures
 from zerotop.recording import catalog, sweeps
@@ -62,6 +62,12 @@ def estimate(options: argparse.Namespace) -> int:
         return print_grades(options)
     training = fill_options(options)
     if options.model is None:
+        if options.parameters is not None:
+            raise Problem(
+                "Activations depend on the layers, not on their parameters alone: name a model, a config.json or a"
+                f" recording. The preset of the nearest size is {find_nearest_preset(options.parameters)}",
+                USAGE,
+            )
         raise Problem("Name a model, a recording or a sweep; --grade needs none", USAGE)
     _refuse_combinations(options)
     recording = _find_recording(options.model)

@@ -4,7 +4,7 @@
     torchrun --nproc_per_node 2 finetune.py --model qwen-0.5b --deepspeed zero3_bf16.json --eval-every 10
     python finetune.py --model my-model/ --dataset notes.txt more.txt --steps 200 --save-every 50
 
-A preset (tiny, gpt2, qwen-0.5b, llama-8b) has the shape of the real model with random weights, and its tokens are
+A preset (such as tiny, gpt2 or qwen-0.5b) has the shape of the real model with random weights, and its tokens are
 bytes: it needs no download and takes as much memory as the real one. Without a GPU, training runs on the CPU.
 Invalid input ends the script with one sentence and exit code 2.
 """
@@ -50,6 +50,59 @@ PRESETS = {
         "max_position_embeddings": 32768,
         "tie_word_embeddings": True,
     },
+    "llama-1b": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    },
+    "qwen-1.5b": {
+        "model_type": "qwen2",
+        "vocab_size": 151936,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+    },
+    "llama-3b": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    },
+    "mistral-7b": {
+        "model_type": "mistral",
+        "vocab_size": 32768,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 32768,
+    },
+    "qwen-7b": {
+        "model_type": "qwen2",
+        "vocab_size": 152064,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+    },
     "llama-8b": {
         "model_type": "llama",
         "vocab_size": 128256,
@@ -57,6 +110,16 @@ PRESETS = {
         "intermediate_size": 14336,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    },
+    "llama-70b": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
         "num_key_value_heads": 8,
         "max_position_embeddings": 131072,
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,6 +37,12 @@ def read_model_config(name: str) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise Problem(f"{path} is not a model's configuration")
     return content
+
+
+def find_nearest_preset(parameters: int) -> str:
+    """Return the name of the preset whose number of parameters differs by the smallest factor."""
+    counts = {name: shape.parameters for name, config in PRESETS.items() if (shape := parse_shape(config)) is not None}
+    return min(counts, key=lambda name: abs(math.log((counts[name] or 1) / parameters)))
 
 
 def find_shape(name: str) -> ModelShape | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from zerotop_probe.recording.directory import MIN_BYTES
@@ -11,12 +12,23 @@ from zerotop_probe.recording.directory import MIN_BYTES
 if TYPE_CHECKING:
     from zerotop.analysis.prices import HourlyPrice
 
+_SCALES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
+
 
 def parse_count(text: str) -> int:
     """Return a positive whole number."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
     return int(text)
+
+
+def parse_parameters(text: str) -> int:
+    """Return a number of parameters, such as ``494M``, ``8B`` or ``8030261248``."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", text.upper())
+    count = Decimal(found[1]) * _SCALES[found[2]] if found is not None else Decimal(0)
+    if count < 1 or count % 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of parameters, such as 494M or 8B")
+    return int(count)
 
 
 def parse_natural(text: str) -> int:

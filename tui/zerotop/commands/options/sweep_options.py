@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 
 from zerotop.commands.options.common_options import AddCommand
-from zerotop.commands.options.option_types import parse_count, parse_memory, parse_natural, parse_price, parse_share
+from zerotop.commands.options.option_types import (
+    parse_count,
+    parse_memory,
+    parse_natural,
+    parse_parameters,
+    parse_price,
+    parse_share,
+)
 
 _USAGE = "%(prog)s [-h] [OPTION]... [-- COMMAND with {placeholders}]"
 
@@ -87,7 +94,9 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     )
     estimate.add_argument("--all", action="store_true", help="rank every stage, offload, micro-batch and number of GPUs")
     estimate.add_argument("--config", metavar="FILE", help="DeepSpeed config, or arguments of the Trainer in JSON or YAML")
-    estimate.add_argument("--parameters", type=parse_count, metavar="N", help="parameters of a model with unknown layers")
+    estimate.add_argument(
+        "--parameters", type=parse_parameters, metavar="N", help="parameters of a model with unknown layers"
+    )
     estimate.add_argument("--json", action="store_true", help="print JSON for programs, with sizes in bytes")
 
     _add_what_if(add_command)
@@ -127,7 +136,9 @@ def add_regime_options(command: argparse.ArgumentParser) -> None:
     regime.add_argument("--dtype", choices=_DTYPES, help="data types [mixed: bf16 or fp16, fp32 master]")
     regime.add_argument("--optimizer", choices=_OPTIMIZERS, help="optimizer [adamw]")
     regime.add_argument("--fused", action="store_true", help="use the fused optimizer [foreach]")
-    regime.add_argument("--trained", type=parse_count, metavar="N", help="parameters that are trained; others are frozen")
+    regime.add_argument(
+        "--trained", type=parse_parameters, metavar="N", help="parameters that are trained; others are frozen"
+    )
     regime.add_argument("--lora-rank", type=parse_count, metavar="R", help="train adapters of this rank alone")
     regime.add_argument("--lora-targets", default="all-linear", metavar="NAMES", help="adapted layers [all-linear]")
     regime.add_argument("--quantization", choices=("nf4", "nf4-dq", "gptq4"), help="quantization of the frozen layers")

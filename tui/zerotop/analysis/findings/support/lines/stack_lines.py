@@ -169,7 +169,7 @@ def _find_most(delay: Delay, why: str, known_ns: int) -> StackLine | None:
     process, where, callee = delay.process, delay.where, delay.callee
     is_computing, total = where in _COMPUTING, 0.0
     seconds: dict[tuple[str, int, str], float] = {}
-    slow: Counter[tuple[str, int, str]] = Counter()  # seconds
+    slow: dict[tuple[str, int, str], float] = {}  # seconds of unusual slowness
     samples: Counter[tuple[str, str]] = Counter()  # of each function
     callees: dict[tuple[str, int, str], dict[tuple[str, ...], float]] = {}
     for event in _select_events(delay, known_ns):
@@ -184,7 +184,7 @@ def _find_most(delay: Delay, why: str, known_ns: int) -> StackLine | None:
             if found is not None and (delay.is_all_work or _takes_time(process, found, where)):
                 key, beneath = found[:3], found.callees
                 seconds[key] = seconds.get(key, 0.0) + weight
-                slow[key] += weight if event.why == SLOW else 0.0
+                slow[key] = slow.get(key, 0.0) + (weight if event.why == SLOW else 0.0)
                 samples[found.file, found.function] += stack.count or 0
                 each = callees.setdefault(key, {})
                 each[beneath] = each.get(beneath, 0.0) + weight
