@@ -21,7 +21,7 @@ import pytest
 from recordings import FOLDER, find_packed_file, open_recording
 from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.findings.support.gpu_use import measure_gpu_use, measure_use_in_steps
-from zerotop.analysis.formatting import format_bytes
+from zerotop.analysis.formatting import format_bytes, format_seconds
 from zerotop.analysis.memory.expected.peak_moments import LOSS, REDUCTION
 from zerotop.analysis.memory.expected.zero_model import is_foreach
 from zerotop.analysis.memory.kept_memory import Leak
@@ -628,3 +628,14 @@ def test_two_buckets_of_overlapped_communication_decide_a_small_batch(monkeypatc
         memory = predict_memory(base, target.setup, target.work)
         assert memory.moments[0].name == moment
         assert memory.moments[0].bytes == pytest.approx(target.peak, rel=0.01)
+
+
+def test_the_pace_of_steps_after_those_of_the_forecast_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    base = read("outside-frames")
+    assert base.later is not None
+    step, seconds = base.later
+    assert base.steps is not None
+    assert base.steps[1] < step
+    said = ask(capsys, "outside-frames")
+    assert f" From step {step} on, steps took {format_seconds(seconds)} (median), whose phases were not recorded" in said
+    assert read("z2").later is None

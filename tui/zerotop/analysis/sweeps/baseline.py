@@ -71,6 +71,7 @@ class Baseline:
     timed_steps: tuple[int, int] | None = None  # likewise of the times: more, where only the memory changed
     pace_change: int | None = None  # the step at which the median changed before them, else the next one after them
     mean_s: float | None = None  # of the iterations up to the next such change, pauses included
+    later: tuple[int, float] | None = None  # the step of the next such change, and the median iteration since then
     threads: int | None = None  # of a rank's CPU optimizer; None for one on each core of the node
     machine: Mapping[str, float] = field(default_factory=dict)  # what `doctor --measure` found on a machine like it
 
@@ -115,7 +116,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
             f"{name} has no step with the memory of its phases and an update of the weights. Short steps are recorded in"
             " light detail: record with a larger --budget, or for longer"
         )
-    _, source, chosen, first, last, step_peak = max(
+    process, source, chosen, first, last, step_peak = max(
         found, key=lambda one: max(one.first.backward_peak, one.last.backward_peak)
     )
     key = gpus[source]
@@ -152,6 +153,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
             (one.allocated_bytes for peaks in read_rank_peaks(at) for one in peaks.phases if one.phase == "init"), default=0
         ),
         rules=_read_rules(at),
+        later=chosen.stretch.measure_later(process) if until_step is None else None,
         threads=_read_threads(at),
         model=str(engine.model or ""),
         steps=(int(chosen.rows["step"][0]), int(chosen.rows["step"][-1])),

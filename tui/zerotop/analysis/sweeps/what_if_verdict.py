@@ -217,7 +217,13 @@ def describe_time(answer: WhatIfAnswer) -> str:
         mfu = measure_mfu(tokens / likely, *sizes, [base.gpu], base.computes_in, base.model)
         text += f", MFU {format_percent(mfu, 1)}" if isfinite(mfu) else ""
     longer = f" With longer ones and pauses, steps took {format_seconds(mean)} on average in the recording."
-    return f"{text}.{longer if is_usual else ''}"
+    text += f".{longer if is_usual else ''}"
+    if answer.base.later is not None:
+        step, seconds = answer.base.later
+        text += (
+            f" From step {step:,} on, steps took {format_seconds(seconds)} (median), whose phases were not recorded in full."
+        )
+    return text
 
 
 def describe_changes(answer: WhatIfAnswer) -> str:
