@@ -52,15 +52,15 @@ def build_phase_rows(
         on_device = np.concatenate([times[:, spans].sum(axis=1) for times in device])
         intervals = tuple((stretches[span].begin_s, stretches[span].end_s) for span in spans)
         depth = stretches[spans[0]].depth
-        rows.append(_build_row(find_phase_name(kind[-1]), depth, len(spans), seconds, on_device, whole_s, intervals))
+        rows.append(build_row(find_phase_name(kind[-1]), depth, len(spans), seconds, on_device, whole_s, intervals))
     outer = [index for index, stretch in enumerate(stretches) if stretch.depth == 0]
     rest = [length - part.span_durations[:, outer].sum(axis=1) for length, part in zip(lengths, parts, strict=True)]
     seconds = np.maximum(np.concatenate(rest), 0.0)
     gaps = _find_gaps([stretches[span] for span in outer], iteration_s)
-    return (*rows, _build_row(OTHER, 0, 1, seconds, np.full(len(seconds), np.nan), whole_s, gaps))
+    return (*rows, build_row(OTHER, 0, 1, seconds, np.full(len(seconds), np.nan), whole_s, gaps))
 
 
-def _build_row(
+def build_row(
     phase: str,
     depth: int,
     span_count: int,
