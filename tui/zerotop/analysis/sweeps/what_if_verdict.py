@@ -25,6 +25,7 @@ _SUMS = {
     "host": "host memory of a rank",
 }
 _NEEDED_NOTE = "Must fit{place}: {parts} and stuck segments. What else is reserved PyTorch gives back before it fails."
+_OTHER_PACE = 1.05  # times the step of the forecast, from which on the pace of later steps is told
 _FAR_MEAN = 1.2  # times a usual step, from which on it is told, too
 _SMALLEST = 1 << 20  # bytes of a row that is listed
 
@@ -218,8 +219,8 @@ def describe_time(answer: WhatIfAnswer) -> str:
         text += f", MFU {format_percent(mfu, 1)}" if isfinite(mfu) else ""
     longer = f" With longer ones and pauses, steps took {format_seconds(mean)} on average in the recording."
     text += f".{longer if is_usual else ''}"
-    if answer.base.later is not None:
-        step, seconds = answer.base.later
+    step, seconds = answer.base.later or (0, before)
+    if max(seconds / before, before / seconds) > _OTHER_PACE:
         text += (
             f" From step {step:,} on, steps took {format_seconds(seconds)} (median), whose phases were not recorded in full."
         )
