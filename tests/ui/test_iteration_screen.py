@@ -488,8 +488,18 @@ async def test_where_the_cpu_sets_the_pace_launches_are_beside_what_the_gpu_comp
         assert "The CPU sets the pace: its phases take 32.1 ms of 34.0 ms, kernels 12.4 ms" in text
         bars = {line.split()[0]: line.count("▇") for line in text.splitlines() if line.startswith((" CPU l", " GPU c"))}
         assert bars["CPU"] == pytest.approx(bars["GPU"] * 32.1 / 12.4, rel=0.1)
+        assert "CUDA ms" not in text  # which would be the time of the launches again
     async with open_app(recordings.open_recording("hand-fp32"), size=(120, 50)) as seen:
         assert "CPU launches" not in seen.read_text()  # the GPU is busy
+        assert "CUDA ms" in seen.read_text()
+
+
+async def test_steps_that_were_only_counted_have_one_number() -> None:
+    """Some of them are left out for another reason, too, and the chart may have more steps than are folded."""
+    async with open_app(recordings.open_recording("gpu-counted-leak"), size=(120, 50)) as seen:
+        text = seen.read_text()
+        assert len(re.findall(r"\d counted| only counted", text)) <= 1
+        assert "counted" in text
 
 
 async def test_a_gpu_that_a_thread_keeps_waiting_is_not_said_to_wait_for_launches() -> None:

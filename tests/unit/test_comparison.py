@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import recordings
+from zerotop.analysis.live_view import Gpu
 from zerotop.analysis.reports.comparison import compare_paths
 from zerotop.analysis.reports.measures import Comparison, Measure, Unit
+from zerotop.analysis.views.gpus import read_gpus
 from zerotop.cli import main
+from zerotop.recording.moments.at import At
 from zerotop.ui.compare.drawing import draw_head, draw_rows, format_values
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
 from zerotop.ui.drawing.rows import row_text, row_width
@@ -174,3 +178,12 @@ def test_runs_on_different_gpus_are_compared_all_the_same() -> None:
     comparison = compare_paths([recordings.open_recording(name) for name in ("hand-clean0", "hand-generate")])
     assert not [row.name for row in comparison.measures if re.match(r"GPU \d, allocated", row.name)]
     assert None not in find_measure(comparison, "GPU, allocated").values
+
+
+def test_the_memory_of_ranks_that_share_a_gpu_is_called_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    def share(at: At) -> tuple[Gpu, ...]:
+        return tuple(replace(gpu, ranks=(0, 1)) for gpu in read_gpus(at))
+
+    monkeypatch.setattr("zerotop.analysis.views.recording_source.read_gpus", share)
+    comparison = compare_paths([recordings.open_recording(name) for name in ("gpu-linear", "gpu-linear")])
+    assert find_measure(comparison, "GPU 0, allocated, summed").values[0]

@@ -127,6 +127,16 @@ def test_ranks_that_have_exited(tmp_path: Path) -> None:
     assert "State when the first rank exited, 11 s ago." in rows_text(draw_gpu_ledger(view, 80, 26, BLOCKS))
 
 
+def test_the_peak_of_a_rank_that_shares_its_gpu_is_called_so(tmp_path: Path) -> None:
+    """The ledger of a GPU holds the memory of all its ranks, which is no sign of a higher peak of one."""
+    view = view_of(record_two_steps(tmp_path), 29)
+    assert view.gpu is not None
+    assert "Peak: backward" in rows_text(draw_gpu_ledger(view, 80, 26, BLOCKS))
+    rows = tuple(replace(row, bytes=4 * row.bytes) for row in view.gpu.rows)
+    shared = replace(view, gpu=replace(view.gpu, ranks=(0, 1), rows=rows))
+    assert "Peak of rank 0: backward" in rows_text(draw_gpu_ledger(shared, 80, 26, BLOCKS))
+
+
 def test_bars_stack_in_the_ledgers_order(tmp_path: Path) -> None:
     rows = draw_gpu_bars(view_of(record_two_steps(tmp_path), 29.5), 16, 30, TEXTURES)
     column = "".join(row_text(row)[6] for row in reversed(rows[1:-1]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 import recordings
 from memory_recording import (
     GIB,
@@ -20,8 +22,8 @@ from memory_recording import (
 from memory_sums import check_memory_view
 from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.memory.memory_table import FREED, TO_COME, MemoryLine
-from zerotop.analysis.views.memory_view import MemoryView, read_memory_view
-from zerotop.analysis.views.recording_source import StepEnd
+from zerotop.analysis.views.memory_view import MemoryView, read_last_memory, read_memory_view
+from zerotop.analysis.views.recording_source import RecordingSource, StepEnd
 from zerotop_probe.recording import events, tables
 
 
@@ -82,6 +84,25 @@ def test_when_ranks_have_gone_it_is_the_moment_before(tmp_path: Path) -> None:
     assert view.moment_ns == BEGIN_NS + int(29.2 * S) - 1
     assert current_sizes(view.lines)["allocated"] == 14.75
     assert view.host is not None
+
+
+def test_a_job_that_is_over_without_a_recorded_end_is_shown_as_its_last_step_left_it(tmp_path: Path) -> None:
+    recording = record_two_steps(tmp_path)
+    last = StepEnd(0, BEGIN_NS + int(19.5 * S))
+    at = recording.open_recording().at(BEGIN_NS + 40 * S)
+    assert (read_memory_view(at, last=last).moment_ns, read_memory_view(at, last=last).step) == (at.cursor_ns, None)
+    view = read_memory_view(at, last=last, is_over=True)
+    assert (view.moment_ns, view.step, view.peaks_until_ns) == (last.unix_ns, 0, at.cursor_ns)
+    assert current_sizes(view.lines) == current_sizes(view_at(recording, 19.5).lines)
+
+
+@pytest.mark.parametrize("name", ["cpu-hang", "gpu-linear", "outside-grows", "x4-z3", "z2-offload"])
+def test_live_and_memory_have_the_same_figures_at_the_end(name: str) -> None:
+    source = RecordingSource(recordings.open_recording(name))
+    assert source.last_step_end is not None
+    live = {(gpu.host, gpu.index): gpu.allocated_bytes for gpu in source.view_at(source.last_step_end.unix_ns).gpus}
+    for gpu in read_last_memory(source, most=99).gpus:
+        assert not gpu.ranks or gpu.allocated_bytes == live[gpu.host, gpu.index]
 
 
 def test_when_a_failure_ended_them_it_is_that(tmp_path: Path) -> None:

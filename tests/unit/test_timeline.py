@@ -20,6 +20,7 @@ from zerotop.analysis.timeline.range_summary import summarize_range
 from zerotop.analysis.timeline.resample import TIME, SeriesColumns
 from zerotop.analysis.timeline.timeline import LaneSubject, TimelineBuilder, Window
 from zerotop.analysis.timeline.timeline_cache import ColumnCache
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.moments.process_exits import ProcessExits
 from zerotop.recording.reader import Recording, Source
 from zerotop.recording.steps.step_table import StepTable
@@ -451,3 +452,19 @@ def test_the_values_at_a_moment_are_read_once(monkeypatch: pytest.MonkeyPatch) -
     assert np.isfinite(mixed["loss"].mean).any()
     monkeypatch.setattr(SeriesColumns, "read_columns", None)
     assert lanes.read_moment(early, late) is mixed
+
+
+@pytest.mark.parametrize("name", ["story", "cpu-clean", "z2-offload", "gpu-linear"])
+def test_amounts_at_a_moment_are_those_of_other_screens(name: str) -> None:
+    """A sample counts from its own time on; in a column it stands for the time before it."""
+    recording = open_recording(name)
+    source, builder = RecordingSource(recording), make_builder(recording)
+    subject = builder.make_subject(0)
+    for share in (0.4, 0.55, 0.7, 0.85):
+        moment = recording.begin_ns + int(share * (recording.end_ns - recording.begin_ns))
+        view, values = source.view_at(moment), builder.get_lanes(subject).read_moment(moment, moment)
+        expected = [("host_memory", host.memory_used_bytes) for host in view.hosts if host.name == subject.host]
+        expected += [("device", gpu.used_bytes) for gpu in view.gpus if (gpu.host, gpu.index) == subject.gpu]
+        expected += [("rss", rank.rss_bytes) for rank in view.ranks if rank.rank == 0 and rank.rss_bytes > 0]
+        assert expected
+        assert [(key, values[key].mean[-1]) for key, _ in expected] == expected

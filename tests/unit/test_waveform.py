@@ -15,6 +15,7 @@ from small_recording import BEGIN_NS, S, make_identity, read_recording, write_ta
 from zerotop.analysis.waveform.alignment import choose_iterations, find_rate_change
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.fold_cache import WaveformCache, choose_next_size
+from zerotop.analysis.waveform.phase_bounds import build_row
 from zerotop.analysis.waveform.signals import Signal
 from zerotop.recording.steps.step_table import StepTable
 from zerotop.ui.iteration import labels
@@ -265,6 +266,15 @@ def test_device_times_are_those_of_the_phase() -> None:
     rows = {row.phase: row for row in fold.phases}
     assert rows["backward"].device_s == pytest.approx(rows["backward"].mean_s, rel=0.05)
     assert np.isnan(rows["other"].device_s)
+
+
+def test_device_times_of_few_iterations_are_scaled_to_the_mean_of_all() -> None:
+    """One of ten was measured, which took longer than the others on the host, too."""
+    seconds, on_device = np.full(10, 0.05), np.full(10, np.nan)
+    seconds[3], on_device[3] = 0.10, 0.08
+    row = build_row("forward", 0, 1, seconds, on_device, 1.0, ())
+    assert row.device_s == pytest.approx(0.8 * row.mean_s)
+    assert np.isnan(build_row("forward", 0, 1, seconds, np.full(10, np.nan), 1.0, ()).device_s)
 
 
 @pytest.mark.parametrize("name", ["unseen-drift", "hand-foreach", "story", "x4-z3", "cpu-clean"])

@@ -21,18 +21,20 @@ import pytest
 from recordings import FOLDER, find_packed_file, open_recording
 from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.findings.support.gpu_use import measure_gpu_use, measure_use_in_steps
-from zerotop.analysis.formatting import format_bytes
+from zerotop.analysis.formatting import format_bytes, format_seconds
 from zerotop.analysis.memory.expected.peak_moments import LOSS, REDUCTION
 from zerotop.analysis.memory.expected.zero_model import is_foreach
 from zerotop.analysis.memory.kept_memory import Leak
+from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes, choose_setting
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.grading import ask_for
 from zerotop.analysis.sweeps.ranking import build_recorded, find_hardware
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
 from zerotop.analysis.sweeps.what_if_time import find_time_obstacle, predict_time
-from zerotop.analysis.sweeps.what_if_verdict import describe_recorded, describe_scope, judge_gpu, list_ledger
+from zerotop.analysis.sweeps.what_if_verdict import describe_recorded, judge_gpu, list_ledger
 from zerotop.cli import main
+from zerotop.commands.common.estimate_text import format_options, recommend
 from zerotop.commands.measuring.machine_file import MachineFigures, find_machine_file, write_figures
 from zerotop.recording.reader import Recording
 from zerotop.recording.samples import Samples
@@ -175,16 +177,17 @@ def test_the_recorded_setting_takes_no_less_than_was_allocated(capsys: pytest.Ca
     base = read("gpu-lines-leak")
     assert base.highest_peak is not None
     assert base.steps is not None
-    answer = answer_changes(base, Changes(), gpu_bytes=base.highest_peak)
-    assert answer.memory.needed < base.highest_peak
+    most = base.highest_peak.allocated_bytes
+    answer = answer_changes(base, Changes(), gpu_bytes=most)
+    assert answer.memory.needed < most
     assert answer.fits is False
     same = answer_changes(base, Changes())
     assert same.room is not None
-    assert same.room.needed == base.highest_peak + same.memory.context.high + same.memory.stuck.bytes
+    assert same.room.needed == most + same.memory.context.high + same.memory.stuck.bytes
     said = ask(capsys, "gpu-lines-leak")
     verdict, growth = said.splitlines()[:2]
     assert f"{format_bytes(same.room.needed)} of " in verdict
-    assert f"{format_bytes(base.highest_peak)} allocated in step {base.highest_step}. The rows are of step " in verdict
+    assert f"{format_bytes(most)} allocated in {base.highest_peak.describe_steps()}. The rows are of step " in verdict
     assert growth.startswith("Its memory grew to the end: steps 300 to 599 left 9.34 GiB behind, 32.0 MiB each.")
     assert "evaluation" not in said
     other = answer_changes(base, Changes(micro_batch=1))
@@ -209,7 +212,8 @@ def test_the_recorded_setting_does_not_fit_where_the_recording_ran_out_of_memory
     assert lines[0].startswith("As recorded, it does not fit: rank 0 ran out of GPU memory in step 4. Evaluation requested ")
     assert not any(" fits: it needs at most " in line for line in lines)
     for other in (answer_changes(base, Changes(micro_batch=4)), answer_changes(base, Changes(), gpu_bytes=1 << 40)):
-        assert other.fits is True
+        assert other.fits is None
+        assert "without the evaluation that ran out of memory, it needs at most" in judge_gpu(other)
         assert next(describe_recorded(other)).startswith("The recorded setting ran out of memory. Evaluation requested ")
 
 
@@ -222,8 +226,47 @@ def test_micro_batches_that_are_larger_than_the_one_that_failed_do_not_fit() -> 
     assert larger.fits is False
     assert "does not fit: as recorded, with no larger micro-batches, memory ran out." in judge_gpu(larger)
     assert answer_changes(base, Changes(micro_batch=2 * rows, seq_length=sequence, stage=3)).failure is None
-    assert describe_scope(larger).startswith("For training alone")
-    assert describe_scope(answer_changes(read("z2"), Changes())) == ""
+
+
+def test_nothing_is_recommended_that_may_repeat_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    """No forecast has an evaluation, nor a micro-batch that is larger than those that were asked for."""
+    recorded = ask(capsys, "z2-oom", "--all")
+    assert recorded.startswith("Nothing is recommended: no forecast includes the evaluation that ran out of memory. Lower ")
+    assert "fits without it" in recorded
+    assert "It: the evaluation that ran out of memory, which is in no figure of this table." in recorded
+    assert not recorded.rstrip().endswith(" fits")
+    failed = read("z2-oom").failure
+    assert failed is not None
+    base = replace(read("z2"), failure=replace(failed, outer_phase="forward"))
+    rows, sequence = failed.rows or 0, failed.sequence or 0
+    assert answer_changes(base, Changes(micro_batch=1, stage=3)).fits is None
+    covered = answer_changes(base, Changes(micro_batch=rows, seq_length=sequence, stage=3), gpu_bytes=1 << 50)
+    assert covered.left_out is None
+    assert covered.fits is True
+
+
+def test_a_setting_that_ran_out_of_memory_needs_the_same_in_all_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    """PyTorch may use a part of the GPU, and the steps of the forecast fit in it."""
+    found = read("z2-oom").failure
+    base = replace(read("z2"), limit_bytes=100 << 30, failure=found)
+    answer = answer_changes(base, Changes())
+    assert answer.room is not None
+    assert answer.room.is_limited
+    needed = format_bytes(answer.room.needed)
+    assert f"which need at most {needed} of the 100 GiB that PyTorch may use." in judge_gpu(answer)
+    assert next(row.high for row in list_ledger(answer) if row.name == "must fit") == answer.room.needed
+    option = build_recorded(answer, "none")
+    hardware = find_hardware(answer)
+    assert option.measure_needed(hardware) == answer.room.needed
+    assert "ran out of memory" in "".join(format_options([option], hardware))
+    assert recommend([option], hardware).startswith("Nothing is recommended: no forecast includes the evaluation")
+
+
+def test_the_highest_peak_is_told_of_the_steps_of_its_window() -> None:
+    """A window of the allocator may reach over many counted steps; the table of steps has its peak in one of them."""
+    base = read("gpu-lines-leak")
+    at = Recording.open(FOLDER / "gpu-lines-leak.zerotop").at()
+    assert base.highest_peak in [peak for one in read_rank_peaks(at) for peak in one.phases]
 
 
 def test_estimate_of_a_recording_answers_alike(capsys: pytest.CaptureFixture[str]) -> None:
@@ -585,3 +628,14 @@ def test_two_buckets_of_overlapped_communication_decide_a_small_batch(monkeypatc
         memory = predict_memory(base, target.setup, target.work)
         assert memory.moments[0].name == moment
         assert memory.moments[0].bytes == pytest.approx(target.peak, rel=0.01)
+
+
+def test_the_pace_of_steps_after_those_of_the_forecast_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    base = read("outside-frames")
+    assert base.later is not None
+    step, seconds = base.later
+    assert base.steps is not None
+    assert base.steps[1] < step
+    said = ask(capsys, "outside-frames")
+    assert f" From step {step} on, steps took {format_seconds(seconds)} (median), whose phases were not recorded" in said
+    assert read("z2").later is None

@@ -32,7 +32,7 @@ from zerotop.analysis.sweeps.grading import Expectation, collect_figures
 from zerotop.analysis.sweeps.ranking import choose_option, find_hardware, list_recorded, rank_model, rank_recorded
 from zerotop.analysis.sweeps.regimes import PURE_DEEPSPEED, Regime, build_model
 from zerotop.analysis.sweeps.settings import OFFLOAD, OFFLOAD_DEVICES, STAGE, find_excess, find_obstacle
-from zerotop.analysis.sweeps.what_if_verdict import describe_baseline, describe_recorded, describe_scope, judge_gpu
+from zerotop.analysis.sweeps.what_if_verdict import describe_baseline, describe_recorded, judge_gpu
 from zerotop.commands.common.deepspeed_file import read_zero_mode
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
@@ -133,7 +133,7 @@ def _estimate_recording(options: argparse.Namespace, path: Path, training: Train
     if answer.failure is not None or answer.measured_more is not None:
         lines.append(judge_gpu(answer))
     facts = {"recording": base.name, "hardware": asdict(hardware), "tokens": setting.work.tokens}
-    facts["recommendation"] = f"{describe_scope(answer)}{recommend(rows, hardware)}"
+    facts["recommendation"] = recommend(rows, hardware)
     return _print_options(options, facts, rows, hardware, setting.work, lines, own)
 
 
@@ -200,7 +200,7 @@ def read_kept_figures() -> MachineFigures | None:
 def _to_json(row: OptionEstimate, hardware: Hardware) -> dict[str, Any]:
     return {
         **asdict(row),
-        "needed_bytes": row.memory.needed,
+        "needed_bytes": row.measure_needed(hardware),
         "fits": row.fits(hardware),
         "is_usable": row.is_usable(hardware),
     }

@@ -17,15 +17,14 @@ from zerotop.analysis.sweeps.grading import build_expectation
 from zerotop.analysis.sweeps.ranking import choose_option, find_hardware, rank_recorded
 from zerotop.analysis.sweeps.what_if_time import TimePrediction
 from zerotop.analysis.sweeps.what_if_verdict import (
-    NEEDED_NOTE,
     describe_baseline,
     describe_changes,
     describe_recorded,
-    describe_scope,
     describe_time,
     judge_gpu,
     judge_host,
     list_ledger,
+    note_needed,
 )
 from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.errors import Problem
@@ -70,7 +69,7 @@ def _format_ledger(answer: WhatIfAnswer, *, explain: bool) -> Iterator[str]:
         sizes = (format_bytes(row.before) if row.before is not None else "", format_bytes(row.after))
         cells.append((name, *sizes, *ends, row.formula if explain else ""))
     yield from align_columns(cells, "<>>>><")
-    yield NEEDED_NOTE
+    yield note_needed(answer)
     if answer.recorded.moments[0].name != moment.name:
         decided = answer.recorded.moments[0]
         size = format_bytes(decided.bytes)
@@ -100,8 +99,7 @@ def what_if(options: argparse.Namespace) -> int:
         except NoBaselineError as error:
             raise Problem(str(error)) from error
     hardware = find_hardware(answer)
-    best = recommend(ranked, hardware, _format_command(options, choose_option(ranked, hardware)))
-    recommendation = f"{describe_scope(answer)}{best}"
+    recommendation = recommend(ranked, hardware, _format_command(options, choose_option(ranked, hardware)))
     if options.json:
         setting, seconds = answer.setting, answer.time.seconds if answer.time.rows else None
         content = {
@@ -110,7 +108,7 @@ def what_if(options: argparse.Namespace) -> int:
             "gpu_bytes": answer.gpu_bytes,
             "limit_bytes": answer.limit_bytes,
             "fits": answer.fits,
-            "needed_bytes": answer.memory.needed,
+            "needed_bytes": answer.room.needed if answer.room is not None else answer.memory.needed,
             "verdict": [judge_gpu(answer), *describe_recorded(answer)],
             "memory": asdict(answer.memory),
             "recorded": asdict(answer.recorded),

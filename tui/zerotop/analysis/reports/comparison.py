@@ -270,7 +270,9 @@ def _compare_memory(sides: Sides) -> Iterator[Measure]:
     names = [f"GPU {index}" for index in most] if all(each == most[: len(each)] for each in known) else None
     if names is None:
         used = [sorted(gpus, key=lambda gpu: gpu.ranks) for gpus in used]
-    for column, label in (("allocated_peak_bytes", "allocated"), ("reserved_peak_bytes", "reserved")):
+    is_shared = any(len(gpu.ranks) > 1 for gpus in used for gpu in gpus)
+    added = ", summed" if is_shared else ""  # over ranks, whose peaks may be of different moments
+    for column, label in (("allocated_peak_bytes", f"allocated{added}"), ("reserved_peak_bytes", f"reserved{added}")):
         by_side = [[getattr(gpu, column) for gpu in gpus] for gpus in used]
         if count > _MAX_GPUS:
             highest = tuple(max((size for size in sizes if size is not None), default=None) for sizes in by_side)

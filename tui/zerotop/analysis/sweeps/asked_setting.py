@@ -15,6 +15,9 @@ from zerotop.analysis.sweeps.settings import OFFLOAD, PARTIAL_OFFLOAD, STAGE, fi
 from zerotop.analysis.sweeps.what_if import change_setup, name_offload, predict_memory
 from zerotop.analysis.sweeps.what_if_time import TimePrediction, predict_time
 
+EVALUATION = "eval"
+"""The outer phase of a failure in evaluation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Changes:
@@ -58,10 +61,12 @@ class WhatIfAnswer:
 
     @property
     def fits(self) -> bool | None:
-        """Whether a GPU holds the upper end of what is needed; None if its size is not known."""
+        """Whether a GPU holds the upper end of what is needed; None if that, or the size of the GPU, is not known."""
         if self.failure is not None and not self.failure.is_on_host:
             return False
-        return None if self.room is None else self.room.spare > 0
+        if self.room is None or (self.left_out is not None and self.room.spare > 0):
+            return None
+        return self.room.spare > 0
 
     @property
     def room(self) -> Room | None:
@@ -71,12 +76,31 @@ class WhatIfAnswer:
     @property
     def measured_most(self) -> int | None:
         """The most that the recording allocated outside of the forecast's steps, if the answer is for its own setting."""
-        return None if self.is_changed else max(self.measured_more or 0, self.base.start_peak)
+        if self.is_changed or self.failure is not None:
+            return None
+        return max(self.measured_more or 0, self.base.start_peak)
 
     @property
     def failure(self) -> PostMortem | None:
         """How the recording ran out of memory, if the answer is for its setting, or for larger micro-batches."""
         return self.base.failure if self.is_same_gpu and (not self.is_changed or self._exceeds_failed) else None
+
+    @property
+    def left_out(self) -> PostMortem | None:
+        """The recorded lack of GPU memory, if neither the forecast nor the recording tells whether it recurs.
+
+        A forecast is of training: it has no evaluation, and no micro-batches that are larger than those that were asked for.
+        """
+        failed = self.base.failure
+        if failed is None or failed.is_on_host or self.failure is not None:
+            return None
+        if failed.outer_phase == EVALUATION:
+            return failed
+        work, base = self.setting.work, self.base
+        if failed.rows and work.micro_batch >= failed.rows and work.sequence >= (failed.sequence or 0):
+            return None
+        room = self.recorded.measure_room(base.gpu_bytes, base.limit_bytes)
+        return failed if room is None or room.spare > 0 else None
 
     @property
     def _exceeds_failed(self) -> bool:
@@ -95,7 +119,7 @@ class WhatIfAnswer:
     @property
     def measured_more(self) -> int | None:
         """The most that the recording allocated, in a step, if the answer is for its own setting and says less."""
-        return None if self.is_changed else self.base.highest_peak
+        return None if self.is_changed or self.base.highest_peak is None else self.base.highest_peak.allocated_bytes
 
     @property
     def host_needed(self) -> float | None:

@@ -21,7 +21,7 @@ from zerotop.analysis.memory.expected.zero_model import EngineSetup, is_foreach,
 from zerotop.analysis.memory.gpu_ledger import find_pids
 from zerotop.analysis.memory.kept_memory import Leak, find_leak
 from zerotop.analysis.memory.nvml_snapshot import read_device_memory
-from zerotop.analysis.memory.phase_peaks import read_rank_peaks
+from zerotop.analysis.memory.phase_peaks import PhasePeak, read_rank_peaks
 from zerotop.analysis.sweeps.phase_times import PhaseTimes, measure_times
 from zerotop.analysis.sweeps.recorded_moments import MicroStep, RankMoments, find_moments
 from zerotop.recording.keys import GpuKey, RankProcess, identify_process
@@ -60,8 +60,7 @@ class Baseline:
     host_rss: int | None  # of one rank
     times: PhaseTimes | None
     computes_in: str  # dtype
-    highest_peak: int | None  # allocated in other steps or outside of them, where it was higher
-    highest_step: int | None = None  # in which most was allocated
+    highest_peak: PhasePeak | None = None  # of other steps or outside of them, where more was allocated
     start_peak: int = 0  # allocated while the engine was made, before the first step
     limit_bytes: int | None = None  # what PyTorch may use of the GPU, if less
     failure: PostMortem | None = None  # the lack of memory that the job did not survive
@@ -72,6 +71,7 @@ class Baseline:
     timed_steps: tuple[int, int] | None = None  # likewise of the times: more, where only the memory changed
     pace_change: int | None = None  # the step at which the median changed before them, else the next one after them
     mean_s: float | None = None  # of the iterations up to the next such change, pauses included
+    later: tuple[int, float] | None = None  # the step of the next such change, and the median iteration since then
     threads: int | None = None  # of a rank's CPU optimizer; None for one on each core of the node
     machine: Mapping[str, float] = field(default_factory=dict)  # what `doctor --measure` found on a machine like it
 
@@ -116,7 +116,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
             f"{name} has no step with the memory of its phases and an update of the weights. Short steps are recorded in"
             " light detail: record with a larger --budget, or for longer"
         )
-    _, source, chosen, first, last, step_peak = max(
+    process, source, chosen, first, last, step_peak = max(
         found, key=lambda one: max(one.first.backward_peak, one.last.backward_peak)
     )
     key = gpus[source]
@@ -128,7 +128,6 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
     devices = [device for device in engine.devices or [] if device.total_bytes]
     host = max(int(one.chosen.rows["host_rss_bytes"].max()) for one in found)
     reserved = max(int(one.chosen.rows["reserved_peak_bytes"].max()) for one in found)
-    outside, outside_step = max(map(_find_highest, ranks))
     peak = max(first.backward_peak, last.backward_peak, first.forward_peak, step_peak)
     gpu_bytes = _find_gpu_bytes(recording, key) or (devices[0].total_bytes if devices else None)
     return Baseline(
@@ -149,12 +148,12 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         host_rss=host if host > 0 else None,
         times=max(times, key=lambda one: one.iteration, default=None),
         computes_in=computes_in,
-        highest_peak=outside if until_step is None and outside > _HIGHER * peak else None,
-        highest_step=outside_step,
+        highest_peak=_find_highest(at, _HIGHER * peak) if until_step is None else None,
         start_peak=max(
             (one.allocated_bytes for peaks in read_rank_peaks(at) for one in peaks.phases if one.phase == "init"), default=0
         ),
         rules=_read_rules(at),
+        later=chosen.stretch.measure_later(process) if until_step is None else None,
         threads=_read_threads(at),
         model=str(engine.model or ""),
         steps=(int(chosen.rows["step"][0]), int(chosen.rows["step"][-1])),
@@ -184,10 +183,11 @@ def _add_outside(
     return reserved + most if most > 0 else None
 
 
-def _find_highest(process: RankSteps) -> tuple[int, int]:
-    """Return the most that a rank allocated, and in which step."""
-    row = process.step_rows[int(process.step_rows["allocated_peak_bytes"].argmax())]
-    return int(row["allocated_peak_bytes"]), int(row["step"])
+def _find_highest(at: At, least: float) -> PhasePeak | None:
+    """Return the highest peak of a rank since its first step, if it is more than ``least``."""
+    peaks = (peak for one in read_rank_peaks(at) for peak in one.phases if peak.is_in_step)
+    highest = max(peaks, key=lambda peak: peak.allocated_bytes, default=None)
+    return highest if highest is not None and highest.allocated_bytes > least else None
 
 
 def _find_limit(at: At, ranks: Sequence[RankSteps], gpu_bytes: int | None) -> int | None:

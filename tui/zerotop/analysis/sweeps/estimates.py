@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import product
 
+from zerotop.analysis.failures.out_of_memory import PostMortem
 from zerotop.analysis.hardware.gpu_speeds import find_speeds, measure_mfu
 from zerotop.analysis.memory.caching_allocator import DEFAULT_RULES, AllocatorRules
 from zerotop.analysis.memory.expected.beyond_allocated import JobMemory, MeasuredContext, Room, estimate_memory
@@ -122,23 +123,25 @@ class OptionEstimate:
     offloaded_share: float = 1.0  # of the optimizer, where it is offloaded
     measured_most: int | None = None  # allocated by a recording of this option, outside of the steps of the estimate
     has_failed: bool = False  # a recording of this option ran out of GPU memory
+    left_out: PostMortem | None = None  # a failure of the recording that the estimate does not have
 
     def is_usable(self, hardware: Hardware) -> bool:
         """Whether it fits, as far as is known also in the node's memory."""
         return self.fits(hardware) is True and self.fits_host is not False
 
     def fits(self, hardware: Hardware) -> bool | None:
-        """Whether a GPU's memory holds the upper end of what is needed; None if its size is not known."""
+        """Whether a GPU's memory holds the upper end of what is needed; None if that, or its size, is not known."""
         if self.has_failed:
             return False
         room = self.measure_room(hardware)
-        return None if room is None else room.spare > 0
+        if room is None or (self.left_out is not None and room.spare > 0):
+            return None
+        return room.spare > 0
 
-    @property
-    def needed(self) -> float:
-        """The GPU memory that the verdict counts."""
-        more = max(0.0, (self.measured_most or 0) - self.memory.allocated.high)
-        return self.memory.needed + more
+    def measure_needed(self, hardware: Hardware) -> float:
+        """Return the memory that the verdict counts: of the GPU, or of PyTorch where that has less room."""
+        room = self.measure_room(hardware)
+        return room.needed if room is not None else self.memory.needed
 
     def measure_room(self, hardware: Hardware) -> Room | None:
         """Return what it needs at most of what is there, and spares; None if the size is not known."""

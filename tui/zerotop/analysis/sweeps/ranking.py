@@ -45,7 +45,7 @@ def find_combinations(space: Space, predict: Predict, hardware: Hardware) -> Ite
                 except NoBaselineError:
                     break
                 yield option
-                if not option.fits(hardware):
+                if option.fits(hardware) is False:
                     break
 
 
@@ -122,13 +122,17 @@ def build_recorded(answer: WhatIfAnswer, offload: str, own: Sequence[Estimate] =
     failure = answer.failure
     has_failed = failure is not None and not failure.is_on_host
     fits_host = False if failure is not None and failure.is_on_host else option.fits_host
-    return replace(option, measured_most=answer.measured_most, has_failed=has_failed, fits_host=fits_host)
+    most, left_out = answer.measured_most, answer.left_out or (failure if has_failed else None)
+    return replace(option, measured_most=most, has_failed=has_failed, left_out=left_out, fits_host=fits_host)
 
 
 def rank_options(options: Iterator[OptionEstimate] | Sequence[OptionEstimate], hardware: Hardware) -> list[OptionEstimate]:
     """Return those that fit, the fastest first; then the others, the smallest first."""
     return sorted(
-        options, key=lambda option: (0, *_order_speed(option)) if option.is_usable(hardware) else (1, option.needed)
+        options,
+        key=lambda option: (
+            (0, *_order_speed(option)) if option.is_usable(hardware) else (1, option.measure_needed(hardware))
+        ),
     )
 
 

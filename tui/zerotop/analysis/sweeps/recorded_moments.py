@@ -44,6 +44,13 @@ class SteadySteps(NamedTuple):
         rows = process.step_rows[1:]
         return measure_mean(rows[(rows["step"] >= self.begin) & (rows["step"] < self.end) & (rows["steps"] == 1)])
 
+    def measure_later(self, process: RankSteps) -> tuple[int, float] | None:
+        """Return the step at which it ended, and the median iteration since then; None if it did not end."""
+        rows = process.step_rows
+        later = rows["iteration_s"][(rows["step"] >= self.end) & (rows["steps"] == 1)]
+        later = later[np.isfinite(later)]
+        return (int(self.end), float(np.median(later))) if len(later) else None
+
 
 class ChosenSteps(NamedTuple):
     """Steps that stand for a setting, and the stretch that they are of."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+from zerotop.analysis.failures.out_of_memory import PostMortem
 from zerotop.analysis.formatting import Text, format_bytes, format_percent, format_seconds, pluralize
 from zerotop.analysis.hardware.gpu_speeds import measure_mfu
 from zerotop.analysis.memory.expected.beyond_allocated import Interval, JobMemory, add_intervals
-from zerotop.analysis.sweeps.asked_setting import Setting, WhatIfAnswer
+from zerotop.analysis.sweeps.asked_setting import EVALUATION, Setting, WhatIfAnswer
 from zerotop.analysis.sweeps.baseline import Baseline
 from zerotop.analysis.sweeps.settings import describe_offload
 from zerotop.analysis.sweeps.what_if import name_offload
@@ -23,9 +24,8 @@ _SUMS = {
     "device": "NVML, the process",
     "host": "host memory of a rank",
 }
-NEEDED_NOTE = (
-    "Must fit: allocated, outside PyTorch and stuck segments. What else is reserved PyTorch gives back before it fails."
-)
+_NEEDED_NOTE = "Must fit{place}: {parts} and stuck segments. What else is reserved PyTorch gives back before it fails."
+_OTHER_PACE = 1.05  # times the step of the forecast, from which on the pace of later steps is told
 _FAR_MEAN = 1.2  # times a usual step, from which on it is told, too
 _SMALLEST = 1 << 20  # bytes of a row that is listed
 
@@ -65,16 +65,31 @@ def list_ledger(answer: WhatIfAnswer) -> Iterator[LedgerChange]:
         if change.size >= _SMALLEST:
             yield change
     for name, title in _SUMS.items():
-        recorded, part = (_find_sum(memory, name) for memory in (answer.recorded, answer.memory))
+        recorded, part = (_find_sum(memory, name, _is_limited(answer)) for memory in (answer.recorded, answer.memory))
         yield LedgerChange(title, recorded.likely, part.likely, part.low, part.high, part.formula, is_sum=True)
 
 
-def _find_sum(memory: JobMemory, name: str) -> Interval:
+def _is_limited(answer: WhatIfAnswer) -> bool:
+    """Return whether what PyTorch may use decides, and not what the GPU has."""
+    return answer.room is not None and answer.room.is_limited
+
+
+def note_needed(answer: WhatIfAnswer) -> str:
+    """Return what must fit."""
+    if _is_limited(answer):
+        return _NEEDED_NOTE.format(place=" in what PyTorch may use", parts="allocated")
+    return _NEEDED_NOTE.format(place="", parts="allocated, outside PyTorch")
+
+
+def _find_sum(memory: JobMemory, name: str, is_limited: bool) -> Interval:
     if name != "needed":
         part: Interval = getattr(memory, name)
         return part
-    both = add_intervals(memory.allocated, memory.context, "allocated + outside PyTorch + stuck segments")
-    return Interval(both.low, both.likely + memory.stuck.bytes, memory.needed, both.formula)
+    part, stuck = memory.allocated, memory.stuck.bytes
+    if is_limited:
+        return Interval(part.low, part.likely + stuck, part.high + stuck, "allocated + stuck segments")
+    both = add_intervals(part, memory.context, "allocated + outside PyTorch + stuck segments")
+    return Interval(both.low, both.likely + stuck, memory.needed, both.formula)
 
 
 def name_setting(setting: Setting) -> str:
@@ -107,21 +122,26 @@ def judge_gpu(answer: WhatIfAnswer) -> Text:
         values["last"] = name_steps(answer.base.steps) if answer.base.steps is not None else "its steps"
         return Text(f"{start}{rest}", values)
     if answer.measured_more is not None and answer.base.steps is not None:
-        values |= {"most": answer.measured_more, "step": answer.base.highest_step, "last": answer.base.steps[1]}
+        values |= {"most": answer.measured_more, "steps": describe_peak(answer.base), "last": answer.base.steps[1]}
         verdict = {
-            True: ", fits: it took up to {needed:bytes} of {size}",
-            False: ", does not fit {size}: it took {needed:bytes}",
+            True: ", fits: it needed up to {needed:bytes} of {size}",
+            False: ", does not fit {size}: it needed {needed:bytes}",
         }
-        start = verdict[answer.fits] if answer.fits is not None else ": it took up to {needed:bytes} of each GPU"
+        start = verdict[answer.fits] if answer.fits is not None else ": it needed up to {needed:bytes} of each GPU"
         values["forecast"] = answer.memory.allocated.likely
-        rest = ", with {most:bytes} allocated in step {step}. The rows are of step {last}, which allocated {forecast:bytes}."
+        rest = ", with {most:bytes} allocated in {steps}. The rows are of step {last}, which allocated {forecast:bytes}."
         return Text(f"{{name}}{start}{rest}", values)
     values["start"] = answer.base.start_peak
     more = " Before the first step, the recording allocated up to {start:bytes}."
     more = more if answer.base.start_peak > answer.memory.allocated.high else ""
     if room is None:
         return Text("{name}: it needs at most {needed:bytes} of each GPU. Give --memory for a verdict." + more, values)
-    if answer.fits:
+    if answer.left_out is not None and room.spare > 0:
+        values |= {"part": name_left_out(answer.left_out)}
+        sentence = (
+            "{name}: without {part}, it needs at most {needed:bytes} of {size}; whether it fits with that is not known."
+        )
+    elif answer.fits:
         sentence = "{name}, fits: it needs at most {needed:bytes} of {size}, {spare:bytes} to spare."
     elif answer.memory.allocated.low + (0 if room.is_limited else answer.memory.context.low) < room.size:
         sentence = "{name}, does not fit: it may need {needed:bytes} of {size}, {spare:bytes} too much."
@@ -130,11 +150,14 @@ def judge_gpu(answer: WhatIfAnswer) -> Text:
     return Text(sentence + more, values)
 
 
-def describe_scope(answer: WhatIfAnswer) -> str:
-    """Return the start of a recommendation that leaves out the evaluation that ran out of memory; "" for any other."""
-    failure = answer.base.failure
-    is_evaluation = failure is not None and not failure.is_on_host and failure.outer_phase == "eval"
-    return "For training alone, without the evaluation that ran out of memory: " if is_evaluation else ""
+def name_left_out(failure: PostMortem) -> str:
+    """Return ``the evaluation that ran out of memory``."""
+    return f"the {'evaluation' if failure.outer_phase == EVALUATION else 'micro-batch'} that ran out of memory"
+
+
+def describe_peak(base: Baseline) -> str:
+    """Return the steps in which most was allocated: ``steps 1,073 to 1,115``; "" where the forecast has it."""
+    return base.highest_peak.describe_steps() if base.highest_peak is not None else ""
 
 
 def judge_host(answer: WhatIfAnswer) -> Text:
@@ -172,9 +195,9 @@ def describe_recorded(answer: WhatIfAnswer) -> Iterator[Text]:
         )
     if base.failure is not None and answer.failure is None:
         yield Text("The recorded setting ran out of memory. {cause}", {"cause": base.failure.cause})
-    if base.highest_peak is not None and answer.measured_more is None:
-        values = {"most": base.highest_peak, "step": base.highest_step}
-        yield Text("In step {step}, the recording allocated up to {most:bytes}: that is not in this forecast.", values)
+    if base.highest_peak is not None and answer.measured_more is None and base.failure is None:
+        values = {"most": base.highest_peak.allocated_bytes, "steps": describe_peak(base)}
+        yield Text("In {steps}, the recording allocated up to {most:bytes}: that is not in this forecast.", values)
 
 
 def describe_time(answer: WhatIfAnswer) -> str:
@@ -195,7 +218,13 @@ def describe_time(answer: WhatIfAnswer) -> str:
         mfu = measure_mfu(tokens / likely, *sizes, [base.gpu], base.computes_in, base.model)
         text += f", MFU {format_percent(mfu, 1)}" if isfinite(mfu) else ""
     longer = f" With longer ones and pauses, steps took {format_seconds(mean)} on average in the recording."
-    return f"{text}.{longer if is_usual else ''}"
+    text += f".{longer if is_usual else ''}"
+    step, seconds = answer.base.later or (0, before)
+    if max(seconds / before, before / seconds) > _OTHER_PACE:
+        text += (
+            f" From step {step:,} on, steps took {format_seconds(seconds)} (median), whose phases were not recorded in full."
+        )
+    return text
 
 
 def describe_changes(answer: WhatIfAnswer) -> str:

@@ -61,6 +61,8 @@ class HostTableColumns(SampleColumns):
     """Values that the samplers of a host wrote to one table, for one GPU or for the whole host."""
 
     table: ClassVar[str]
+    held: ClassVar[tuple[str, ...]] = ()
+    """Names of amounts, which a sample reads at its own time."""
 
     def __init__(self, recording: Recording, host: str, gpu: int | None = None) -> None:
         self._recording, self._host = recording, host
@@ -75,6 +77,19 @@ class HostTableColumns(SampleColumns):
             window = begin_ns - longest_ns - 1, end_ns + longest_ns
             for samples in iter_samples([source], *window, *self._selection):
                 yield from self._make_series(samples.times, samples.rows, longest_ns)
+
+    def read_moment(self, edges: Ints) -> resample.Table:
+        """Return at the end the amounts as last sampled, as on other screens: a column has those of the sample after it."""
+        table, end_ns = super().read_moment(edges), int(edges[-1])
+        held = [self.names.index(name) for name in self.held]
+        for first, series in self.read_series(int(edges[0]), end_ns) if held else ():
+            last = int(np.searchsorted(series.ends, end_ns, "right")) - 1
+            if last < 0 or series.ends[last] <= edges[0]:
+                continue
+            for row in set(held) & set(range(first, first + len(series.values))):
+                if not np.isnan(value := series.values[row - first, last]):
+                    table[[resample.HIGHEST, resample.SUM, resample.TIME], row, -1] = value, value, 1.0
+        return table
 
     @abstractmethod
     def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[resample.LaneSeries]:
@@ -98,6 +113,7 @@ class GpuColumns(HostTableColumns):
     _gauges = tuple(metric for metric in GPUS.metrics if metric.unit != BYTES_PER_S)
     names = tuple(metric.name for metric in (*_gauges, *_rates))
     table = "gpus"
+    held = ("device",)
 
     def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[resample.LaneSeries]:
         yield resample.LaneSeries(
@@ -235,6 +251,7 @@ class ProcessColumns(HostTableColumns):
 
     names = ("cores", "rss", "all_cores", "all_rss")
     table = "processes"
+    held = ("rss", "all_rss")
 
     def __init__(self, recording: Recording, host: str, rank: int) -> None:
         """``rank``: -1 for processes whose rank is unknown."""
@@ -256,6 +273,7 @@ class HostColumns(HostTableColumns):
     _gauges = tuple(metric for metric in HOSTS.metrics if metric.lane and metric.column)
     names = (*(metric.name for metric in _gauges), "host_memory")
     table = "hosts"
+    held = ("host_memory",)
 
     def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[resample.LaneSeries]:
         columns = [*_read_gauges(rows, self._gauges), measure_used_bytes(rows)]

@@ -53,7 +53,7 @@ class MemoryView:
     """All that the screen shows. Bytes, unix nanoseconds."""
 
     cursor_ns: int
-    moment_ns: int  # of the ledgers: the cursor, or an earlier time if the ranks had exited by then
+    moment_ns: int  # of the ledgers: the cursor, or an earlier time if the job was over by then
     step: int | None  # the step that ends at that moment, where it is the last one
     peaks_until_ns: int  # up to where peaks count: the cursor, or the last moment before the exit
     rank: int | None  # the chosen one; None before any rank
@@ -105,14 +105,18 @@ class _AllRanks:
 
 
 @at_cursor
-def read_memory_view(at: At, rank: int | None = None, most: int = MOST_SHOWN, *, last: StepEnd | None = None) -> MemoryView:
+def read_memory_view(
+    at: At, rank: int | None = None, most: int = MOST_SHOWN, *, last: StepEnd | None = None, is_over: bool = False
+) -> MemoryView:
     """Return the view with ``rank`` chosen, or the first rank where there is no such rank.
 
-    ``last``: the last step, whose end is shown after a job without a failure.
+    ``last``: the last step, whose end is shown after a job without a failure; with ``is_over``, also where no end of the
+    ranks was recorded.
     """
     failure = find_known_failure(at)
     alive = at.at(find_last_alive(at, failure))
-    step = last if failure is None and _has_ended_since(alive, at.cursor_ns, last) else None
+    is_step_shown = failure is None and _has_ended_since(alive, at.cursor_ns, last)
+    step = last if is_step_shown or (is_over and alive.cursor_ns == at.cursor_ns) else None
     moment = at.at(step.unix_ns) if step is not None else alive
     ranks = _read_all_ranks(moment)
     processes = ranks.processes
@@ -175,10 +179,7 @@ def _add_reading_note(at: At, ledger: GpuLedger, ranks: _AllRanks, step: int) ->
 
 def read_last_memory(source: RecordingSource, rank: int | None = None, most: int = MOST_SHOWN) -> MemoryView:
     """Return the view at the end of a recording; of a job that still runs, at the end of its last step."""
-    at, last = source.recording.at(source.end_ns), source.last_step_end
-    if last is not None and find_last_alive(at, find_known_failure(at)) == at.cursor_ns:
-        at = at.at(last.unix_ns)
-    return read_memory_view(at, rank, most, last=last)
+    return read_memory_view(source.recording.at(source.end_ns), rank, most, last=source.last_step_end, is_over=True)
 
 
 def _has_ended_since(alive: At, cursor_ns: int, last: StepEnd | None) -> bool:

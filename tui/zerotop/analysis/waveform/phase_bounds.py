@@ -28,7 +28,7 @@ class PhaseRow:
     mean_s: float  # those of the outermost phases and OTHER add up to the iteration
     p90_s: float
     share: float  # of the time of all folded iterations
-    device_s: float  # mean time on the device
+    device_s: float  # mean time on the device: of iterations where it was measured, for the mean of all
     intervals: tuple[tuple[float, float], ...]  # (begin, end) of each span in the folded iteration
 
 
@@ -52,15 +52,15 @@ def build_phase_rows(
         on_device = np.concatenate([times[:, spans].sum(axis=1) for times in device])
         intervals = tuple((stretches[span].begin_s, stretches[span].end_s) for span in spans)
         depth = stretches[spans[0]].depth
-        rows.append(_build_row(find_phase_name(kind[-1]), depth, len(spans), seconds, on_device, whole_s, intervals))
+        rows.append(build_row(find_phase_name(kind[-1]), depth, len(spans), seconds, on_device, whole_s, intervals))
     outer = [index for index, stretch in enumerate(stretches) if stretch.depth == 0]
     rest = [length - part.span_durations[:, outer].sum(axis=1) for length, part in zip(lengths, parts, strict=True)]
     seconds = np.maximum(np.concatenate(rest), 0.0)
     gaps = _find_gaps([stretches[span] for span in outer], iteration_s)
-    return (*rows, _build_row(OTHER, 0, 1, seconds, np.full(1, np.nan), whole_s, gaps))
+    return (*rows, build_row(OTHER, 0, 1, seconds, np.full(len(seconds), np.nan), whole_s, gaps))
 
 
-def _build_row(
+def build_row(
     phase: str,
     depth: int,
     span_count: int,
@@ -69,12 +69,14 @@ def _build_row(
     whole_s: float,
     intervals: tuple[tuple[float, float], ...],
 ) -> PhaseRow:
-    known = on_device[np.isfinite(on_device)]
+    known = np.isfinite(on_device)
     share = float(seconds.sum()) / whole_s if whole_s > 0 else 0.0
-    device = float(known.mean()) if len(known) else float("nan")
-    return PhaseRow(
-        phase, depth, span_count, float(seconds.mean()), float(np.quantile(seconds, 0.9)), share, device, intervals
-    )
+    mean, device = float(seconds.mean()), float("nan")
+    if known.any():
+        # Few may have been measured, and those may have been longer than others on the host, too.
+        measured = float(seconds[known].mean())
+        device = float(on_device[known].mean()) * (mean / measured if measured > 0 else 1.0)
+    return PhaseRow(phase, depth, span_count, mean, float(np.quantile(seconds, 0.9)), share, device, intervals)
 
 
 def _find_gaps(outer: Sequence[PhaseStretch], iteration_s: float) -> tuple[tuple[float, float], ...]:

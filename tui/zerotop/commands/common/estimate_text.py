@@ -11,14 +11,15 @@ from zerotop.analysis.memory.expected.peak_moments import PeakMoment
 from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate
 from zerotop.analysis.sweeps.ranking import choose_option
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES, describe_offload
+from zerotop.analysis.sweeps.what_if_verdict import name_left_out
 from zerotop.analysis.text_tables import align_columns
 
 
 def recommend(rows: Sequence[OptionEstimate], hardware: Hardware, command: str = "") -> str:
     """Return one line: the fastest that fits, how much it spares, and the config or command to paste."""
-    least = min(rows, key=lambda row: row.needed)
+    least = min(rows, key=lambda row: row.measure_needed(hardware))
     if hardware.gpu_bytes is None:
-        needed = format_bytes(least.needed)
+        needed = format_bytes(least.measure_needed(hardware))
         return f"The least memory: {name_option(least)}, at most {needed} of each GPU. Give --gpu-memory for a verdict."
     chosen = choose_option(rows, hardware)
     if chosen is None:
@@ -51,7 +52,12 @@ def _advise(rows: Sequence[OptionEstimate], hardware: Hardware) -> str:
             f"Nothing fits: {name_option(least, rows)} fits in {size}, but may need {needed} of a node's memory, which has"
             f" {has}; fewer ranks on a node or offload to NVMe need less."
         )
-    least = min(rows, key=lambda row: row.needed)
+    left_out = next(
+        (row.left_out for row in rows if (room := row.measure_room(hardware)) is not None and room.spare > 0), None
+    )
+    if left_out is not None:
+        return f"Nothing is recommended: no forecast includes {name_left_out(left_out)}. {left_out.advice}"
+    least = min(rows, key=lambda row: row.measure_needed(hardware))
     advice = "more GPUs, a smaller micro-batch, --gradient-checkpointing or a fused loss need less"
     room = least.measure_room(hardware)
     needed, size = (format_bytes(room.needed), room.sizes) if room is not None else ("", size)
@@ -99,8 +105,11 @@ def format_ranking(rows: Sequence[OptionEstimate], hardware: Hardware) -> Iterat
         rate = f"{row.rate:,.0f} {row.rate_unit}" if row.rate is not None else "-"
         setting = (str(number), str(row.gpus), str(row.stage), row.offload, f"{row.micro_batch:,}")
         verdict = _judge(row, hardware)
-        cells.append((*setting, format_bytes(row.needed), spare, format_bytes(row.host_bytes), rate, verdict))
+        cells.append(
+            (*setting, format_bytes(row.measure_needed(hardware)), spare, format_bytes(row.host_bytes), rate, verdict)
+        )
     yield from align_columns(cells, ">>><>>>>><")
+    yield from _note_left_out(rows)
     yield f"Order: those that fit, by rule ({_RULE}), and by speed where the"
     yield "recording tells it of both. Each setting is listed up to its first micro-batch that does not fit."
 
@@ -109,7 +118,10 @@ def _judge(row: OptionEstimate, hardware: Hardware) -> str:
     fits = row.fits(hardware)
     if fits and row.fits_host is False:
         return "does not fit in the host's memory"
-    return {True: "fits", False: "does not fit", None: ""}[fits]
+    if row.has_failed:
+        return "ran out of memory"
+    unknown = "fits without it" if row.left_out is not None else ""
+    return {True: "fits", False: "does not fit", None: unknown}[fits]
 
 
 def format_options(rows: Sequence[OptionEstimate], hardware: Hardware) -> Iterator[str]:
@@ -118,13 +130,27 @@ def format_options(rows: Sequence[OptionEstimate], hardware: Hardware) -> Iterat
     for row in rows:
         memory = row.memory
         verdict = _judge(row, hardware)
-        sizes = (format_bytes(memory.reserved.likely), format_bytes(row.needed), format_bytes(row.host_bytes))
+        sizes = (
+            format_bytes(memory.reserved.likely),
+            format_bytes(row.measure_needed(hardware)),
+            format_bytes(row.host_bytes),
+        )
         nvme = format_bytes(row.nvme_bytes) if row.nvme_bytes else "-"
         first = (str(row.stage), row.offload, format_bytes(memory.allocated.likely), memory.moments[0].name)
         cells.append((*first, *sizes, nvme, verdict))
     yield from align_columns(cells, "><><>>>><")
-    yield "At most needed: the upper end of allocated and of CUDA's context, and segments that PyTorch cannot give back."
+    yield from _note_left_out(rows)
+    room = rows[0].measure_room(hardware)
+    parts = "allocated" if room is not None and room.is_limited else "allocated and of CUDA's context"
+    yield f"At most needed: the upper end of {parts}, and segments that PyTorch cannot give back."
     yield "It gives the rest of reserved back before it runs out of memory."
+
+
+def _note_left_out(rows: Sequence[OptionEstimate]) -> Iterator[str]:
+    """Yield what "it" is, which is in no forecast."""
+    left_out = next((row.left_out for row in rows if row.left_out is not None), None)
+    if left_out is not None:
+        yield f"It: {name_left_out(left_out)}, which is in no figure of this table."
 
 
 def explain(rows: Sequence[OptionEstimate], chosen: OptionEstimate | None) -> Iterator[str]:

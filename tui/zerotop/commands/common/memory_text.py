@@ -120,7 +120,9 @@ def _format_peaks(peaks: RankPeaks, report: MemoryReport) -> list[str]:
     for at_peak in report.at_peak:
         if at_peak.rank == rank and at_peak.ledger.host == peaks.process.host and at_peak.peak.place == owner.place:
             held = [(f"  {row.describe()}", format_gib(row.bytes)) for row in at_peak.ledger.rows if row.bytes]
-            lines += align_columns([("  GPU memory at the peak", "GiB"), *held], "<>")
+            sharing = at_peak.ledger.ranks
+            whose = f", with {format_ranks(sharing)}" if len(sharing) > 1 else ""
+            lines += align_columns([(f"  GPU memory at the peak{whose}", "GiB"), *held], "<>")
             lines += _format_notes([row.note for row in at_peak.ledger.rows if row.key == OUTSIDE])
     rule = report.rules.get(rank)
     if rule is not None and (measured := peaks.step_peak) is not None:

@@ -70,8 +70,8 @@ class IterationScreen(MonitorScreen):
         ),
         (
             "CUDA ms, idle",
-            "CUDA ms: the phase's time on the GPU, from CUDA events. Idle: seconds of the phase in which no kernel ran.\n"
-            "Copies are not kernels: a GPU that only copies gradients to the host is idle.",
+            "CUDA ms: by CUDA events, gaps between kernels included, so not where the CPU sets the pace. Idle: seconds in\n"
+            "which no kernel ran. Copies are not kernels: a GPU that only copies gradients to the host is idle.",
         ),
         (
             "excluded",

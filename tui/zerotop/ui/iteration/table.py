@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from zerotop.analysis.waveform.fold import WaveformFold
-from zerotop.analysis.waveform.idle_time import compute_idle_s, compute_signal_mean, find_idle_time
+from zerotop.analysis.waveform.idle_time import compute_idle_s, compute_signal_mean, find_idle_time, find_launch_time
 from zerotop.analysis.waveform.phase_bounds import PhaseRow
 from zerotop.ui.charts.bars import draw_stacked_bar
 from zerotop.ui.drawing.formatting import format_fixed
@@ -117,7 +117,8 @@ def _build_columns(fold: WaveformFold, pinned: bool, unit: str, factor: float, g
         columns.append(Column("pinned", _FIGURE_WIDTH, 7, lambda line, width: draw_figure(line.pinned_s, "series-2")))
         columns.append(Column("change", _FIGURE_WIDTH, 8, lambda line, width: draw_change(line)))
     columns.append(Column("share", 12, 3, lambda line, width: _draw_share(line, width, glyphs), grows=True))
-    if any(not math.isnan(row.device_s) for row in fold.phases):
+    # Where the CPU sets the pace, the GPU waits for the next launch between a phase's events.
+    if find_launch_time(fold) is None and any(not math.isnan(row.device_s) for row in fold.phases):
         columns.append(Column(f"CUDA {unit}", _FIGURE_WIDTH, 4, lambda line, width: draw_figure(line.device_s)))
     if "utilization" in fold.signals:
         columns.append(Column("idle", _FIGURE_WIDTH, 8, lambda line, width: draw_figure(line.idle_s)))

@@ -26,7 +26,8 @@ TERMS: tuple[tuple[str, str], ...] = (
     (
         "allocated, reserved",
         "PyTorch's own figures: bytes allocated to live tensors, and bytes reserved from the driver.\n"
-        "Reserved but unallocated memory is cache; the thin lines are the peaks so far.",
+        "Reserved but unallocated memory is cache; the thin lines are the peaks so far.\n"
+        "Where ranks share a GPU, their peaks are added, though they may be of different moments.",
     ),
     (
         "used",

@@ -205,14 +205,14 @@ def _draw_legend(view: LiveView, pointed: int | None, scale: Scale, width: int, 
     for name in _choose_longest(names, last, height):
         style, figure = phase_style(name), format_fixed(last.get(name, math.nan) * scale.factor, decimals, 6)
         rows.append(((f"{glyphs.find_sample(style)} ", style), (words[name].ljust(width - 8), "text"), (figure, "value")))
-    counted = int(np.count_nonzero(iterations.phase_s.get("unknown", np.empty(0)) > 0))
-    for name, count, glyph, style in (
-        ("skipped", skipped, glyphs.skipped, "warn"),
-        ("counted", counted, glyphs.find_sample("phase-unknown"), "phase-unknown"),
-        ("missing", missing, glyphs.missing, "muted"),
+    is_counted = "unknown" not in names and bool((iterations.phase_s.get("unknown", np.empty(0)) > 0).any())
+    for text, glyph, style in (
+        (f"{skipped} skipped" if skipped else "", glyphs.skipped, "warn"),
+        (words["unknown"] if is_counted else "", glyphs.find_sample("phase-unknown"), "phase-unknown"),
+        (f"{missing} missing" if missing else "", glyphs.missing, "muted"),
     ):
-        if count and len(rows) < height:
-            rows.append(((f"{glyph} ", style), (f"{count} {name}", "text")))  # no figure in the column of times
+        if text and len(rows) < height:
+            rows.append(((f"{glyph} ", style), (text, "text")))  # no figure in the column of times
     return (rows + [()] * height)[:height]
 
 

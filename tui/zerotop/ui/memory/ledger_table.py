@@ -130,9 +130,11 @@ def _draw_peak(view: MemoryView, unit: SizeUnit, width: int, glyphs: Glyphs) -> 
     if before is not None:
         moment += f"; {unit.format_bytes(before.allocated_bytes).strip()} {BEFORE}"
     # The last allocations of a step that fails are in no peak, only in the memory at its end.
-    is_passed = view.gpu is not None and view.gpu.allocated_bytes > peak.allocated_bytes
+    is_shared = view.gpu is not None and len(view.gpu.ranks) > 1
+    is_passed = view.gpu is not None and not is_shared and view.gpu.allocated_bytes > peak.allocated_bytes
+    whose = f" of rank {view.rank}" if is_shared else ""
     which = "" if not is_passed else " of finished steps" if peak.has_ended else " before the last allocations"
-    phase = f"Peak{which}: {peak.phase.replace('_', ' ')}"
+    phase = f"Peak{whose}{which}: {peak.phase.replace('_', ' ')}"
     first, *others = wrap_text(f"{phase}, {size}{moment}", width, 2, glyphs)
     return [((first[: len(phase)], "accent"), (first[len(phase) :], "text")), *(((line, "text"),) for line in others)]
 

@@ -19,9 +19,8 @@ class MemoryModel:
 
     def view_at(self, frame: Frame) -> MemoryView:
         """Return the memory at the frame's cursor, for the chosen rank."""
-        self.last_view = read_memory_view(
-            self._source.recording.at(frame.view.cursor_ns), frame.rank, last=self._source.last_step_end
-        )
+        at, last = self._source.recording.at(frame.view.cursor_ns), self._source.last_step_end
+        self.last_view = read_memory_view(at, frame.rank, last=last, is_over=frame.training is not None)
         return self.last_view
 
     def read_baseline(self) -> Baseline | str:
