@@ -67,6 +67,15 @@ def test_every_drawing_fills_its_box(name: str, glyphs: Glyphs) -> None:
                 check_rows(draw_post_mortem(view.failure, view.cursor_ns, width, height, glyphs), width, height, glyphs)
 
 
+def test_the_parts_of_host_memory_have_the_names_of_its_table() -> None:
+    recording = recordings.open_recording("z3-offload-all")
+    view = read_memory_view(recording.at(recording.last_written_ns))
+    bars, table = rows_text(draw_host_bars(view, 60, 30, BLOCKS)), rows_text(draw_host_ledger(view, 100, 30, BLOCKS))
+    assert "outside PyTorch" not in bars
+    assert "Python, batches, other" in bars
+    assert "Python, batches, other" in table
+
+
 def test_the_table(tmp_path: Path) -> None:
     lines = rows_text(draw_gpu_ledger(view_of(record_two_steps(tmp_path), 29.5), 80, 22, BLOCKS)).splitlines()
     assert lines[0].split("─")[0] == "GPU 0, rank 0, GiB +based on "
