@@ -144,7 +144,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
 
 
 def _tell_end(window: SearchWindow[Group], told: Finding) -> Finding | None:
-    """Return a silence that was told, with its length, once a step, the job or the recording has ended after it; else None."""
+    """Return a silence that was told, with its length, once a step, the job or the recording has ended; else None."""
     group, steps = window.subject, window.subject.lead.steps
     later = steps[np.searchsorted(steps["end_unix_ns"], told.known_ns, "right") :][:1]
     seen = window.find_once(lambda: None, told.begin_ns)
