@@ -344,3 +344,15 @@ def test_dropped_lines_stand_where_their_sum_holds_them() -> None:
     ]
     # Of parts on both sides of a sum, only the last one holds all.
     assert [one.label for one in choose_lines(lines, 5)][-2:] == ["3 others", SUM_DEVICE]
+
+
+def test_a_sentence_below_the_table_is_seen_to_be_cut() -> None:
+    recording = recordings.open_recording("z2-oom")
+    view = read_memory_view(recording.at(recording.last_written_ns))
+    assert view.gpu is not None
+    note = f"Begin {'of a sentence with many words ' * 4}end"
+    view = replace(view, gpu=replace(view.gpu, notes=(note,)))
+    texts = [rows_text(draw_gpu_ledger(view, 60, height, BLOCKS)).rstrip() for height in range(10, 40)]
+    begun = [text for text in texts if "Begin of a sentence" in text]
+    assert sum(not text.endswith(" end") for text in begun) == 2
+    assert all(text.endswith((" end", "…")) for text in begun)
