@@ -295,3 +295,24 @@ def test_beside_a_finding_on_a_low_terminal_a_notice_keeps_to_one_row() -> None:
     assert count_notice_rows(build_notices(view, (), finding, roomy=False), 80, 9, BLOCKS) == 3  # headline and fix
     assert count_notice_rows(build_notices(view, (), None, roomy=False), 80, 9, BLOCKS) == 2
     assert count_notice_rows(build_notices(view, (), finding, roomy=True), 80, 9, BLOCKS) == 4
+
+
+@pytest.mark.parametrize(
+    ("advice", "fix", "row"),
+    [
+        (
+            "Before the next run, see who uses the GPUs, and choose free ones.",
+            "nvidia-smi",
+            "see who uses the GPUs…: nvidia-smi",
+        ),
+        ("Train in bf16.", "bf16=True", "Train in bf16: bf16=True"),
+        ("Set it high enough that it is not reached: num_steps=40.", "num_steps=40", " num_steps=40"),
+        ("Train on the longest first.", "x" * 70, " " + "x" * 70),
+    ],
+)
+def test_on_a_low_terminal_the_fix_follows_what_it_is_for(advice: str, fix: str, row: str) -> None:
+    view = PlayedSource("story", lambda: 70.0).view_at(None)
+    finding = make_finding("creep", 60, Severity.WARNING, headline="Memory grows", advice=advice, fix=fix)
+    shown = row_text(draw_notices(build_notices(view, (), finding, roomy=False), 80, 2, BLOCKS)[1]).rstrip()
+    assert shown.endswith(row)
+    assert shown.startswith(f" {BLOCKS.arrow} ")

@@ -11,7 +11,8 @@ import pytest
 from memory_recording import make_reading
 from small_recording import BEGIN_NS, make_identity, make_span, read_recording, write_table
 from zerotop.analysis.findings import Finding, begin_detection, detect_findings
-from zerotop.analysis.findings.support.steps.growing_batches import BatchHistory, spread_sizes
+from zerotop.analysis.findings.pace.batch_growth import describe_jumps
+from zerotop.analysis.findings.support.steps.growing_batches import BatchHistory, GrowingBatches, spread_sizes
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import ALLOCATOR, BOUNDARY, SPANS
@@ -78,10 +79,26 @@ def test_the_growth_is_placed_and_measured(tmp_path: Path) -> None:
     finding = find(tmp_path, "jumps")["batch_growth"]
     assert finding.headline == "Steps grew from 512 to 2,048 tokens and take 205 ms instead of 51 ms"
     assert finding.details.startswith(
-        "They grew between steps 39 and 120, sequences from 256 to 1,024 tokens: iterations take 4.0 times"
+        "They grew at steps 40, 80 and 120, sequences from 256 to 1,024 tokens: iterations take 4.0 times"
         " as long for 4.0 times the tokens."
     )
     assert finding.step == 40
+
+
+@pytest.mark.parametrize(
+    ("last_steps", "first_steps", "when"),
+    [
+        ([149, 299, 400], [1, 150, 300], "at steps 150 and 300"),
+        ([123, 241, 400], [1, 182, 300], "in 2 jumps, one between steps 123 and 182, one between steps 241 and 300"),
+        ([123, 299, 400], [1, 182, 300], "in 2 jumps, one between steps 123 and 182, one at step 300"),
+        ([20, 60], [1, 41], "between steps 20 and 41"),
+        ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5], "between steps 1 and 5"),
+    ],
+)
+def test_few_jumps_are_told_one_by_one(last_steps: list[int], first_steps: list[int], when: str) -> None:
+    sizes = np.arange(len(last_steps))
+    growth = GrowingBatches(sizes, np.array(first_steps), np.array(last_steps), is_planned=True)
+    assert describe_jumps(growth) == when
 
 
 @pytest.mark.parametrize(("allocs", "slower", "severity"), [(3, 5.0, "warning"), (0, 5.0, "info"), (3, 1.0, "info")])

@@ -67,6 +67,15 @@ def test_every_drawing_fills_its_box(name: str, glyphs: Glyphs) -> None:
                 check_rows(draw_post_mortem(view.failure, view.cursor_ns, width, height, glyphs), width, height, glyphs)
 
 
+def test_the_parts_of_host_memory_have_the_names_of_its_table() -> None:
+    recording = recordings.open_recording("z3-offload-all")
+    view = read_memory_view(recording.at(recording.last_written_ns))
+    bars, table = rows_text(draw_host_bars(view, 60, 30, BLOCKS)), rows_text(draw_host_ledger(view, 100, 30, BLOCKS))
+    assert "outside PyTorch" not in bars
+    assert "Python, batches, other" in bars
+    assert "Python, batches, other" in table
+
+
 def test_the_table(tmp_path: Path) -> None:
     lines = rows_text(draw_gpu_ledger(view_of(record_two_steps(tmp_path), 29.5), 80, 22, BLOCKS)).splitlines()
     assert lines[0].split("─")[0] == "GPU 0, rank 0, GiB +based on "
@@ -345,3 +354,15 @@ def test_dropped_lines_stand_where_their_sum_holds_them() -> None:
     ]
     # Of parts on both sides of a sum, only the last one holds all.
     assert [one.label for one in choose_lines(lines, 5)][-2:] == ["3 others", SUM_DEVICE]
+
+
+def test_a_sentence_below_the_table_is_seen_to_be_cut() -> None:
+    recording = recordings.open_recording("z2-oom")
+    view = read_memory_view(recording.at(recording.last_written_ns))
+    assert view.gpu is not None
+    note = f"Begin {'of a sentence with many words ' * 4}end"
+    view = replace(view, gpu=replace(view.gpu, notes=(note,)))
+    texts = [rows_text(draw_gpu_ledger(view, 60, height, BLOCKS)).rstrip() for height in range(10, 40)]
+    begun = [text for text in texts if "Begin of a sentence" in text]
+    assert sum(not text.endswith(" end") for text in begun) == 2
+    assert all(text.endswith((" end", "…")) for text in begun)

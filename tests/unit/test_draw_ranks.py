@@ -411,3 +411,17 @@ def test_no_rank_stands_out_in_a_phase_where_the_sentence_says_that_they_take_th
         assert not odd or "take the same time" not in text
         told = {row.metric for row in picture.table_rows if not row.is_alike}
         assert not told & set(picture.alike_metrics)
+
+
+def test_a_metric_of_which_no_value_is_known_is_not_drawn(three_ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = make_picture(three_ranks)
+    assert RankMetric.PEAK in {*picture.other_metrics, *picture.alike_metrics}
+    read = RankPicture.find_values
+
+    def find_no_peak(picture: RankPicture, metric: RankMetric) -> np.ndarray:
+        values = read(picture, metric)
+        return np.full_like(values, np.nan) if metric is RankMetric.PEAK else values
+
+    monkeypatch.setattr(RankPicture, "find_values", find_no_peak)
+    picture = make_picture(three_ranks)
+    assert RankMetric.PEAK not in {*picture.other_metrics, *picture.alike_metrics}

@@ -20,8 +20,8 @@ def test_the_list_has_all_texts(tmp_path: Path, capsys: pytest.CaptureFixture[st
     path = recordings.unpack_to_folder("story", tmp_path)
     assert cli.main(["findings", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "step 11 (detected at 1:06)  double_spike  (warning)" in lines
-    at = lines.index("step 11 (detected at 1:06)  double_spike  (warning)")
+    assert "step 11 (detected at 1:05)  double_spike  (warning)" in lines
+    at = lines.index("step 11 (detected at 1:05)  double_spike  (warning)")
     assert lines[at + 1] == "    GPUs idle 64 % of each iteration while the CPU runs the optimizer"
     assert lines[at + 2].startswith("    In steps 11 to 13 the optimizer takes 1.80 s of 2.67 s, in 4 processes x 59")
     assert "    Cost: about 5.14 s, 22 % of the training time." in lines[at:]

@@ -28,6 +28,18 @@ BARRIER = Stand((("torch/distributed/distributed_c10d.py", 5356, "barrier", Fals
 RAISED = 'Traceback (most recent call last):\n  File "/job/train.py", line 40, in step\n    time.sleep(3600)\n'
 
 
+@pytest.fixture(autouse=True)
+def while_it_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the recordings as if they were still written, except where a test is of one that has stopped."""
+    if "recording_stopped" not in request.fixturenames:
+        monkeypatch.setattr(Recording, "is_live", True)
+
+
+@pytest.fixture
+def recording_stopped() -> None:
+    """For a recording that has stopped without the end of the job."""
+
+
 def find_hung(recording: Recording, second: float) -> list[Finding]:
     return [finding for finding in detect_findings(recording, second_to_unix_ns(second)) if finding.name == "hung_ranks"]
 
@@ -156,6 +168,15 @@ def test_the_rank_that_is_in_no_collective_is_named(tmp_path: Path) -> None:
     assert hung.headline == "No progress for 10 s: rank 1 is in time.sleep at train.py:40 in build_batch"
     assert "the last iterations before took" in hung.details
     assert "Ranks 0, 2, 3 wait in all_reduce at train.py:90 in step." in hung.details
+
+
+@pytest.mark.usefixtures("recording_stopped")
+def test_a_hang_lasts_to_the_end_of_a_recording_that_has_stopped(tmp_path: Path) -> None:
+    recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: ALL_REDUCE, 2: BARRIER})
+    (hung,) = find_hung(recording, 60)
+    assert hung.headline == "No progress for 20 s: rank 2 waits in barrier at train.py:94 in step"
+    (before,) = find_hung(recording, 31)
+    assert before.headline.startswith("No progress for 10 s: rank 2 waits")
 
 
 def test_of_different_collectives_the_fewest_ranks_are_wrong(tmp_path: Path) -> None:

@@ -92,3 +92,11 @@ def test_a_step_slower_than_those_around_it_tells_no_time() -> None:
 def test_a_small_change_of_pace_is_none() -> None:
     process = make_steps([0.1] * 60 + [0.11] * 60, list(range(120)))
     assert len(list_steady_steps(process.step_rows)) == 1
+
+
+def test_a_change_that_does_not_last_is_not_told() -> None:
+    """The first steps of another pace, that tell it, take longer than those after them."""
+    process = make_steps([0.1] * 29 + [0.13] * 6 + [0.11] * 60, list(range(95)))
+    stretches = list_steady_steps(process.step_rows)
+    assert [one.begin for one in stretches] == [0, 29]
+    assert choose_steps(process, stretches, None).pace_change is None

@@ -11,7 +11,7 @@ import pytest
 
 from recordings import open_recording
 from sensor_recording import INNER, PLAN, Job
-from small_recording import BEGIN_NS, S, make_identity, read_recording, write_table
+from small_recording import BEGIN_NS, S, make_identity, make_record, read_recording, write_table
 from zerotop.analysis.waveform.alignment import choose_iterations, find_rate_change
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.fold_cache import WaveformCache, choose_next_size
@@ -19,7 +19,7 @@ from zerotop.analysis.waveform.phase_bounds import build_row
 from zerotop.analysis.waveform.signals import Signal
 from zerotop.recording.steps.step_table import StepTable
 from zerotop.ui.iteration import labels
-from zerotop_probe.recording.tables import SPANS
+from zerotop_probe.recording.tables import PROCESSES, SPANS
 
 
 def fold_recording(folder: Path, **options: object) -> WaveformFold:
@@ -100,6 +100,23 @@ def test_ranks_are_folded_together_and_cores_added_up(tmp_path: Path) -> None:
     assert compute_mean(whole, "cores", "cpu_optimizer") == pytest.approx(42, abs=3)
     assert compute_mean(one, "cores", "cpu_optimizer") == pytest.approx(14, abs=1)
     assert compute_mean(whole, "utilization", "forward") == pytest.approx(100, abs=12)
+
+
+class LateReadings(Job):
+    """A job of which a third of the samples are read 30 ms late."""
+
+    def _make_process_samples(self, now: float, ranks: int) -> list[object]:
+        late = 0.03 * (round(now * 10) % 3 == 0)
+        cores = self.compute_mean(1, now - 0.1 + late, now + late)
+        known = {"cores_used": cores, "busy_threads": 14 if cores >= 7 else 1}
+        return [make_record(PROCESSES, time_ns=int(now * S), rss_bytes=10**9, pid=100, rank=0, **known)]
+
+
+def test_no_phase_uses_more_cores_than_its_threads_can(tmp_path: Path) -> None:
+    LateReadings(150).write_recording(tmp_path)
+    fold = fold_recording(tmp_path)
+    assert fold.signals["cores"].median.max() <= 14
+    assert compute_mean(fold, "cores", "cpu_optimizer") == pytest.approx(14, abs=1)
 
 
 def test_skipped_and_long_iterations_are_left_out_and_counted(tmp_path: Path) -> None:

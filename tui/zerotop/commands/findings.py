@@ -15,6 +15,7 @@ from zerotop.analysis.reports.finding_json import list_findings_json
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.open_recording import open_named
+from zerotop.ui.drawing.formatting import format_clock
 
 _WIDTH = 100
 _INDENT = " " * 4
@@ -59,8 +60,7 @@ def _format_finding(linked: LinkedFinding, begin_ns: int, cost: str) -> str:
     """Return the finding's lines, indented below its cause."""
     finding, cause, depth = linked
     margin = _INDENT * depth
-    seconds = round((finding.detected_ns - begin_ns) / 1e9)
-    detected = f"detected at {seconds // 60}:{seconds % 60:02}"
+    detected = f"detected at {format_clock((finding.detected_ns - begin_ns) / 1e9)}"
     when = f"step {finding.step} ({detected})" if finding.step is not None else detected
     head = f"{when}  {finding.name}  ({finding.severity.value})"
     texts = [

@@ -19,6 +19,7 @@ from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected, parse_setup
 from zerotop.analysis.memory.tensor_inventory import GRADIENTS
 from zerotop.analysis.stats.change_points import ShiftFinder
+from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.analysis.steps.job_pace import measure_mean
 from zerotop.recording.keys import RankProcess, identify_process
 from zerotop.recording.reader import Recording, Source
@@ -51,6 +52,11 @@ class SteadySteps(NamedTuple):
         later = later[np.isfinite(later)]
         return (int(self.end), float(np.median(later))) if len(later) else None
 
+    def measure_median(self, process: RankSteps) -> float:
+        """Return the median seconds of a rank's iterations; NaN without any."""
+        rows = process.step_rows
+        return compute_known_median(rows["iteration_s"][(rows["step"] >= self.begin) & (rows["step"] < self.end)])
+
 
 class ChosenSteps(NamedTuple):
     """Steps that stand for a setting, and the stretch that they are of."""
@@ -58,12 +64,7 @@ class ChosenSteps(NamedTuple):
     rows: Rows  # whose memory counts
     timed: Rows  # whose times count: more, where only the memory changed
     stretch: SteadySteps
-
-    @property
-    def pace_change(self) -> int | None:
-        """The step at which the pace changed before these, else the one at which it changed after them."""
-        step = self.stretch.begin or self.stretch.end
-        return int(step) if step < np.inf else None
+    pace_change: int | None = None  # the step at which the pace changed before these, else the one after them
 
 
 def list_steady_steps(rows: Rows) -> list[SteadySteps]:
@@ -96,8 +97,20 @@ def choose_steps(process: RankSteps, stretches: Sequence[SteadySteps], until_ste
             timed = _choose_setting(process, own, stretch)
             if len(timed) == 1 and not _is_usual(process, timed, stretch):
                 timed = timed[:0]
-            return ChosenSteps(_choose_peak(timed if len(timed) else own[-1:]), timed, stretch)
+            chosen = _choose_peak(timed if len(timed) else own[-1:])
+            return ChosenSteps(chosen, timed, stretch, _find_pace_change(process, stretches, stretch))
     return ChosenSteps(rows[:0], rows[:0], stretches[0])
+
+
+def _find_pace_change(process: RankSteps, stretches: Sequence[SteadySteps], stretch: SteadySteps) -> int | None:
+    """Return the step at which the stretch began, or ended if it is the first one; None if the median is then as before:
+    the few steps that tell a change may have been others.
+    """
+    step = stretch.begin or stretch.end
+    parts = [one for one in stretches if step in (one.begin, one.end)]
+    levels = [one.measure_median(process) for one in parts]
+    is_new = len(levels) == 2 and max(levels) > _NEW_PACE * min(levels)
+    return int(step) if is_new else None
 
 
 def _is_usual(process: RankSteps, row: Rows, stretch: SteadySteps) -> bool:

@@ -199,7 +199,10 @@ def _list_moments(base: Baseline, tokens: TokenBytes, setup: EngineSetup, work: 
         )
     kept = [loss[0], *layers]
     without_logits = (tokens.layers - tokens.logits / 2) * ratio
-    lacking = [MemoryRow("beyond the formula of the reduction", tokens.reduction, "measured")] if tokens.reduction else []
+    than_formula = (
+        "more than the formula of the reduction" if tokens.reduction > 0 else "less than the formula of the reduction"
+    )
+    lacking = [MemoryRow(than_formula, tokens.reduction, "measured")] if tokens.reduction else []
     moments = [PeakMoment(LOSS, (*static, *gathered, *held, *loss))]
     if changed:
         moments.append(PeakMoment(BACKWARD, (*static, *gathered, *held, *kept, *changed)))

@@ -47,6 +47,11 @@ class Grid:
         """Length of each bin in seconds."""
         return np.diff(self.edges)
 
+    def spread_phase_sums(self, values: Floats) -> Floats:
+        """Return, for each bin, the sum of the values of all bins of its phase."""
+        phases: Ints = np.cumsum(self.breaks) - self.breaks
+        return np.bincount(phases, values)[phases].astype(np.float64)
+
 
 def make_grid(boundaries: Floats, most: int = 100) -> Grid:
     """Make about ``most`` bins, none across a boundary (seconds, ascending, from 0 to the iteration's length).
@@ -77,8 +82,8 @@ class Curve:
     error: float  # median absolute residual of a sample
 
 
-def unfold(grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most: float = np.inf) -> Curve:
-    """Reconstruct the curve between 0 and ``most`` that fits the samples.
+def unfold(grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most: Floats | float = np.inf) -> Curve:
+    """Reconstruct the curve between 0 and ``most`` (of all bins, or of each) that fits the samples.
 
     Args:
         begins: begin of each window, in seconds from the begin of its iteration.
@@ -88,6 +93,7 @@ def unfold(grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most:
     spread = max(float(np.ptp(values)), 1e-12)
     error = spread * 0.05
     weights = groups.counts.copy()
+    most = np.broadcast_to(most, len(grid.bin_widths))
     curve = np.full(len(grid.bin_widths), float(np.median(values)))
     for _ in range(_ROUNDS):
         curve = _fit_curve(grid, groups, weights, (error / spread) ** 2, most)
@@ -115,7 +121,7 @@ def measure_misfit(grid: Grid, begins: Floats, lengths: Floats, values: Floats) 
         return 0.0
     groups = _SampleGroups(_compute_shares(grid, begins, lengths), values, np.ones(len(values)))
     scale = max(float(np.ptp(values)), 1e-12)
-    curve = _fit_curve(grid, groups, groups.counts, _USUAL_ERROR**2, np.inf)
+    curve = _fit_curve(grid, groups, groups.counts, _USUAL_ERROR**2, np.full(len(grid.bin_widths), np.inf))
     missed = (groups.counts * (groups.compute_residuals(curve) / (_USUAL_ERROR * scale)) ** 2).sum()
     changes = (np.roll(curve, -1) - curve) / scale / np.where(grid.breaks, _JUMP, _CHANGE)
     return float((missed + (changes**2).sum()) / len(values))
@@ -166,7 +172,7 @@ def _measure_seconds(grid: Grid, times: Floats) -> Floats:
     return np.asarray(cycles[:, None] * grid.bin_widths + np.clip(inside, 0.0, grid.bin_widths), np.float64)
 
 
-def _fit_curve(grid: Grid, groups: _SampleGroups, weights: Floats, noise: float, most: float) -> Floats:
+def _fit_curve(grid: Grid, groups: _SampleGroups, weights: Floats, noise: float, most: Floats) -> Floats:
     """Fit by bounded least squares, with a smoothness penalty for this noise (as a share of the range, squared)."""
     bins = len(grid.bin_widths)
     matrix: Floats = groups.rows.T @ (groups.rows * weights[:, None])
@@ -180,7 +186,7 @@ def _fit_curve(grid: Grid, groups: _SampleGroups, weights: Floats, noise: float,
     return _solve_bounded(matrix, target, most)
 
 
-def _solve_bounded(matrix: Floats, target: Floats, most: float) -> Floats:
+def _solve_bounded(matrix: Floats, target: Floats, most: Floats) -> Floats:
     """Minimise x @ matrix @ x / 2 - target @ x with 0 <= x <= most by the primal-dual active set method."""
     x: Floats = np.linalg.solve(matrix, target).astype(np.float64)
     multipliers, scale = np.zeros(len(x)), float(np.trace(matrix)) / len(x)

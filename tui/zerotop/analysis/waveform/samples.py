@@ -95,6 +95,24 @@ def read_process_windows(
     return {name: merge_windows(windows) for name, windows in parts.items()}
 
 
+def count_runnable_threads(
+    recording: Recording, host: str, pids: Collection[int], begin_ns: int, end_ns: int
+) -> tuple[float, float]:
+    """Return the most threads that ran or waited for a core in one sample, of these processes together, and the seconds
+    after which a thread is counted: half of a sample. NaN where nothing was sampled.
+    """
+    highest, longest_ns = 0.0, 0.0
+    for times, rows in iter_samples(recording.host_sources("processes", host), begin_ns, end_ns):
+        chosen = np.isin(rows["pid"], list(pids)) & np.isfinite(rows["cores_used"])
+        ticks, first = np.unique(times[chosen], return_index=True)
+        if len(ticks) < 2:
+            continue
+        runnable = np.fmax(rows["cores_used"] + np.nan_to_num(rows["waiting_cores"]), rows["busy_threads"])[chosen]
+        highest = max(highest, float(np.add.reduceat(runnable.astype(np.float64), first).max()))
+        longest_ns = max(longest_ns, float(np.median(np.diff(ticks))))
+    return (highest, longest_ns / 2e9) if longest_ns else (float("nan"), float("nan"))
+
+
 def read_allocator_windows(source: Source, begin_ns: int, end_ns: int) -> SampleWindows:
     """Read the allocated bytes of a rank."""
     rows = source.between(begin_ns - 1, end_ns)

@@ -26,6 +26,8 @@ _BLIND = 1.4
 _LOST = 0.75
 # The delay of NVML's updates is found from this many windows,
 _ENOUGH = 400
+# A phase is long enough for samples to count its threads at this many times the time from which they do.
+_COUNTED = 1.2
 _FULL_PERCENT = 100.0
 _COARSE = 64  # with this many bins,
 _LATE_NS = 20_000_000  # in steps of this,
@@ -96,6 +98,7 @@ class SignalFolder:
         self._delays = delays
         self.host_cores = find_cores(recording.at(), parts[0].source.host)
         self._cursor_ns = cursor_ns
+        self._pids: list[int] = []
         self._allocators: dict[ProcessKey, tuple[Source, GpuKey]] = {}
 
     def fold_signals(self, pids: list[int]) -> dict[str, Signal]:
@@ -109,7 +112,7 @@ class SignalFolder:
             for name, windows in self._read_rank_windows(part).items():
                 parts[name].append(self._fold_windows(part, windows))
                 every[name].append(windows)
-        lead = self._parts[0]
+        lead, self._pids = self._parts[0], pids
         span = self._find_time_span(lead)
         for name, windows in samples.read_process_windows(self._recording, lead.source.host, pids, *span).items():
             parts[name].append(self._fold_windows(lead, windows))
@@ -187,7 +190,7 @@ class SignalFolder:
         else:
             window_s = windows.length_s
             if resolved:
-                curve = deconvolution.unfold(self._grid, begins, lengths, windows.values, most=self._find_maximum(name))
+                curve = self._unfold(name, begins, lengths, windows.values)
                 positions, curve = _interpolate_bins(self._grid, curve)
             else:
                 positions, curve = np.array([0.0, self._grid.length_s]), deconvolution.make_flat_curve(windows.values)
@@ -201,8 +204,20 @@ class SignalFolder:
         curve, ends = deconvolution.make_flat_curve(windows.values), np.array([0.0, self._grid.length_s])
         return Signal(name, ends, curve.median, curve.low, curve.high, len(windows.values), windows.length_s, False)
 
-    def _find_maximum(self, name: str) -> float:
-        return _FULL_PERCENT if name == "utilization" else float(self.host_cores or np.inf) if name == "cores" else np.inf
+    def _unfold(self, name: str, begins: Floats, lengths: Floats, values: Floats) -> deconvolution.Curve:
+        if name != "cores":
+            most = _FULL_PERCENT if name == "utilization" else np.inf
+            return deconvolution.unfold(self._grid, begins, lengths, values, most=most)
+        lead, host_cores = self._parts[0], float(self.host_cores or np.inf)
+        span = self._find_time_span(lead)
+        threads, least_s = samples.count_runnable_threads(self._recording, lead.source.host, self._pids, *span)
+        threads, phase_s = min(host_cores, threads), self._grid.spread_phase_sums(self._grid.bin_widths)
+        is_counted = phase_s > _COUNTED * least_s
+        curve = deconvolution.unfold(self._grid, begins, lengths, values, most=np.where(is_counted, threads, host_cores))
+        all_s = self._grid.spread_phase_sums(np.where(curve.median >= threads, self._grid.bin_widths, 0.0))
+        if (is_counted & (all_s > phase_s / 2)).any():  # a phase with all threads: shorter ones have no more
+            curve = deconvolution.unfold(self._grid, begins, lengths, values, most=threads)
+        return curve
 
 
 def _thin_windows(windows: SampleWindows, most: int) -> SampleWindows:

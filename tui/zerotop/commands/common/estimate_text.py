@@ -31,7 +31,8 @@ def recommend(rows: Sequence[OptionEstimate], hardware: Hardware, command: str =
     name = name_option(chosen, rows)
     host = f", {format_bytes(chosen.host_bytes)} of host memory on each node" if chosen.offload != "none" else ""
     of_timed = f"{timed} whose speed is known, of " if 0 < timed < fitting else ""
-    others = f"the fastest of {of_timed}{fitting} that fit" if fitting > 1 else "nothing else fits" if len(rows) > 1 else ""
+    best = "the only one whose speed is known, of " if timed == 1 else f"the fastest of {of_timed}"
+    others = f"{best}{fitting} that fit" if fitting > 1 else "nothing else fits" if len(rows) > 1 else ""
     parts = [
         f"{name[0].upper()}{name[1:]} fits: it needs at most {format_bytes(room.needed)} of"
         f" {room.sizes}, {format_bytes(room.spare)} to spare{host}",

@@ -70,7 +70,7 @@ def describe_details(finding: Finding) -> str:
 def describe_advice(finding: Finding | End) -> str:
     """Return the advice and the text to copy, if the advice does not contain it."""
     advice, fix = convert_sizes(finding.advice), convert_sizes(finding.fix)
-    if fix and fix in advice:
+    if fix and fix.removeprefix("with ").removesuffix(":") in advice:
         return advice
     return f"{advice.removesuffix('.')}: {fix}" if advice and fix else advice or fix
 

@@ -8,6 +8,7 @@ from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.waveform.alignment import PhaseStretch
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.idle_time import find_launch_time
+from zerotop.recording.samples import Ints
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, GrowingScales, choose_scale, draw_time_axis, plot_ribbon
 from zerotop.ui.charts.bars import draw_stacked_bar
 from zerotop.ui.drawing.formatting import format_duration, format_significant
@@ -239,7 +240,7 @@ def _draw_ribbon(
         if len(pinned_text) + 1 <= canvas.width - edge:
             canvas.write_text(edge + 1, 0, sanitize(glyphs.to_plain(pinned_text), glyphs), PINNED_STYLE)
     elif not depth:
-        _write_next_name(canvas, edge, glyphs)
+        _write_next_name(canvas, edge, indices, glyphs)
     lead = fit_row(((fit_text(glyphs.to_plain(word), max(0, gutter - 1), glyphs), "muted"),), gutter, glyphs)
     return fit_row((*lead, *canvas.to_rows()[0]), width, glyphs)
 
@@ -256,11 +257,16 @@ def _choose_name_style(glyphs: Glyphs) -> str:
     return "word" if glyphs.smooth else "value"
 
 
-def _write_next_name(canvas: Canvas, edge: int, glyphs: Glyphs) -> None:
+def _write_next_name(canvas: Canvas, edge: int, indices: Ints, glyphs: Glyphs) -> None:
+    """Name the next iteration, in words that do not cross the begin or end of a phase."""
     canvas.write_mark(edge, 0, glyphs.line, BORDER_STYLE)
-    word = "next iteration"
-    if len(word) + 3 <= canvas.width - edge:
-        canvas.write_text(edge + 2, 0, word, _choose_name_style(glyphs))
+    for word in ("next iteration", "next"):
+        if len(word) + 3 > canvas.width - edge:
+            continue
+        below = indices[2 * (edge + 2) : 2 * (edge + 2 + len(word))]
+        if (below == below[0]).all():
+            canvas.write_text(edge + 2, 0, word, _choose_name_style(glyphs))
+            return
 
 
 def draw_empty(lines: tuple[tuple[str, str], ...], width: int, height: int, glyphs: Glyphs, *, focused: bool) -> list[Row]:

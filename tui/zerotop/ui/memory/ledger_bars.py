@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerotop.analysis.memory.host_ledger import HostLedger
+from zerotop.analysis.memory.host_ledger import FILES, LABELS, PINNED_SPARE, REST, HostLedger
 from zerotop.analysis.memory.ledger_rows import FREE, GROWN, HELD, GpuLedger
 from zerotop.analysis.memory.tensor_inventory import (
     FROZEN_PARAMETERS,
@@ -206,6 +206,9 @@ _PART_NAMES = {
     GRADIENT_BUCKETS: "DDP buckets",
     HELD: "kept by script",
     GROWN: "grown",
+    REST: LABELS[REST],
+    FILES: LABELS[FILES],
+    PINNED_SPARE: "pinned, spare",
     "memory-parameters": "parameters",
     "memory-gradients": "gradients",
     "memory-master": "master weights",

@@ -23,6 +23,7 @@ _MIN_NAME_WIDTH = 24  # cells, so that figures stay in place while names of rows
 _MIN_BASIS_WIDTH = 24  # cells of the last column, which is cut where there is no more room
 _MIN_DIFFERENCE = 0.02  # share of the device's or the process's memory from which on a difference is highlighted
 _MUCH_KEPT = 0.25  # of a peak, in tensors that outlive their step
+_NOTE_ROWS = 3  # of a sentence below the table, which is cut to those that are left
 
 
 def draw_gpu_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
@@ -36,12 +37,9 @@ def draw_gpu_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, *
     ranks = f", {format_gpu_ranks(view.gpu.ranks)}" if view.gpu.ranks else ""
     placed = place_columns(_build_gpu_columns(_name_moment(view), unit, lines, glyphs), width)
     title = panel_title(f"{name}{ranks}, {unit.name}", focused)
-    below = [
-        *_draw_peak(view, unit, width, glyphs),
-        *_draw_exit_note(view, width, glyphs),
-        *_draw_notes(view, width, glyphs),
-    ]
-    return _draw_table(title, placed, lines, below, width, height, glyphs)
+    below = [*_draw_peak(view, unit, width, glyphs), *_draw_exit_note(view, width, glyphs)]
+    notes = list(dict.fromkeys([*(row.note for row in view.gpu.rows if row.note), *view.gpu.notes]))
+    return _draw_table(title, placed, lines, [*below, *notes], width, height, glyphs)
 
 
 def draw_host_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
@@ -63,8 +61,7 @@ def draw_host_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, 
     notes, pinned = [*view.host.notes], view.host.pinned
     if pinned is not None and pinned.held_bytes:
         notes.insert(0, pinned.describe(unit.format_bytes, unit.name))
-    below += [((line, "muted"),) for note in notes for line in wrap_text(note, width, 2, glyphs)]
-    return _draw_table(title, placed, view.host_lines, below, width, height, glyphs)
+    return _draw_table(title, placed, view.host_lines, [*below, *notes], width, height, glyphs)
 
 
 def count_ledger_rows(view: MemoryView, *, host: bool) -> int:
@@ -155,13 +152,6 @@ def _draw_exit_note(view: MemoryView, width: int, glyphs: Glyphs) -> list[Row]:
     ago = f", {format_rough_time(seconds)} ago" if seconds >= 1 else ""
     text = f"State {view.moment_text}{ago}."
     return [((line, "warn"),) for line in wrap_text(text, width, 2, glyphs)]
-
-
-def _draw_notes(view: MemoryView, width: int, glyphs: Glyphs) -> list[Row]:
-    if view.gpu is None:
-        return []
-    notes = dict.fromkeys([*(row.note for row in view.gpu.rows if row.note), *view.gpu.notes])
-    return [((line, "muted"),) for note in notes for line in wrap_text(note, width, 3, glyphs)]
 
 
 def _build_gpu_columns(when: str, unit: SizeUnit, lines: Sequence[MemoryLine], glyphs: Glyphs) -> list[Column[MemoryLine]]:
@@ -263,17 +253,25 @@ def _draw_table(
     title: Row,
     placed: PlacedColumns[MemoryLine],
     lines: Sequence[MemoryLine],
-    below: Sequence[Row],
+    below: Sequence[Row | str],
     width: int,
     height: int,
     glyphs: Glyphs,
 ) -> list[Row]:
+    """Draw the table, and below it rows and sentences, of which the last one is cut to the rows that are left."""
     rows = [draw_rule(title, width, glyphs, placed)]
     shown = choose_lines(lines, height - 1)
     # The first sentence below is more important than tiny rows.
     if below and len(shown) + 1 + len(below[:1]) > height:
         shown = choose_lines(lines, height - 1 - len(below[:1]))
     rows += [placed.draw_row(line, width, glyphs) for line in shown]
-    if below and height - len(rows) > len(below):
+    said: list[Row] = []
+    for each in below:
+        room = min(_NOTE_ROWS, height - len(rows) - len(said))
+        if isinstance(each, str):
+            said += [((line, "muted"),) for line in wrap_text(each, width, room, glyphs)] if room > 0 else []
+        else:
+            said.append(each)
+    if said and height - len(rows) > len(said):
         rows.append(())
-    return fit_height([fit_row(row, width, glyphs) for row in (*rows, *below)], width, height, glyphs)
+    return fit_height([fit_row(row, width, glyphs) for row in (*rows, *said)], width, height, glyphs)

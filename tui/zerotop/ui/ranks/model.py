@@ -103,7 +103,8 @@ class RankPicture:
         others = METRICS[at + 1 :] + METRICS[:at]
         most = self.skew.metric if self.skew is not None and not self.skew.is_alike else None
         told = [metric for metric in others if self.samples.is_recorded(metric) and self._is_loaded(metric)]
-        return sorted((metric for metric in told if not self.is_zero(metric)), key=lambda metric: metric is not most)
+        shown = [metric for metric in told if not (self.is_zero(metric) or np.isnan(self.find_values(metric)).all())]
+        return sorted(shown, key=lambda metric: metric is not most)
 
     def is_zero(self, metric: RankMetric) -> bool:
         """Whether no rank spent time in a phase."""

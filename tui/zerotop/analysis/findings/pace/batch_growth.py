@@ -26,7 +26,7 @@ _KIND = FindingKind(
     confidence=0.95,
     headline="Steps grew from {size_before:,.0f} to {size_after:,.0f} {units} and take {after_s:seconds}"
     " instead of {before_s:seconds}",
-    details="They grew between steps {earlier} and {grown_step:.0f}[, sequences from {length_before:,.0f} to"
+    details="They grew {when}[, sequences from {length_before:,.0f} to"
     " {length_after:,.0f} tokens]: iterations take {times:.1f} times as long for {sizes:.1f} times the {units}."
     " Time per {unit} {pace}.[ Memory peaks at {after_bytes:bytes} instead of {before_bytes:bytes}.]",
 )
@@ -44,6 +44,8 @@ _ALIKE_SHARES, _FEWEST_STEPS, _MOST_STEPS = (0.05, 0.1, 0.2), 5, 50
 # Growth that is told: by this share at first, by this share again, or any once the size has stayed for so many steps; and
 # again each time it has stayed for twice as many.
 _TOLD_SHARE, _STAYS_STEPS = 0.1, 20
+# Jumps of the size that are told one by one: growth by a plan often has more.
+_MOST_JUMPS = 3
 # Time per token or row is unchanged up to this share.
 _SAME_SHARE = 0.1
 
@@ -122,7 +124,7 @@ def _measure(group: Group, growth: GrowingBatches, known_ns: int) -> Finding | N
         steps[np.searchsorted(steps["step"], int(growth.last_steps[0]), "right") :],
         evidence,
         known_ns=known_ns,
-        earlier=int(growth.last_steps[0]),
+        when=describe_jumps(growth),
         unit=unit,
         units=pluralize(2, unit),
         times=ratio,
@@ -175,6 +177,18 @@ def _name_unit(process: Process, before: Rows, after: Rows) -> tuple[str, tuple[
     if has_more_forwards(*forwards):
         return "forward", (forwards[0].number, forwards[1].number)
     return ("token" if (after["tokens"] > 0).any() else "row"), size
+
+
+def describe_jumps(growth: GrowingBatches) -> str:
+    """Return ``at steps 150 and 300``, with the steps between which a jump was not recorded, if there are few."""
+    jumps = list(zip(growth.last_steps[:-1].tolist(), growth.first_steps[1:].tolist(), strict=True))
+    if len(jumps) > _MOST_JUMPS:
+        return f"between steps {jumps[0][0]:,} and {jumps[-1][1]:,}"
+    if all(new == old + 1 for old, new in jumps):
+        *others, last = [f"{new:,}" for _, new in jumps]
+        return f"at steps {', '.join(others)} and {last}" if others else f"at step {last}"
+    places = [f"at step {new:,}" if new == old + 1 else f"between steps {old:,} and {new:,}" for old, new in jumps]
+    return f"in {len(jumps)} jumps, {', '.join(f'one {place}' for place in places)}" if len(jumps) > 1 else places[0]
 
 
 def _describe_pace(excess: float) -> str:

@@ -269,7 +269,8 @@ def _has_cost_little(told: ToldShift) -> bool:
 
 def _describe_part(shift: PaceShift) -> str | None:
     if not shift.is_by_gpu:
-        return name_part(shift.carrier) if shift.carrier else None
+        whose = f" of rank {shift.change.process.rank}" if shift.cause is not None and shift.cause.culprit else ""
+        return f"{name_part(shift.carrier)}{whose}" if shift.carrier else None
     parts = sorted(shift.device_parts.items(), key=lambda one: -abs(one[1]))
     return ", ".join(
         f"{format_seconds(abs(part))} {name_part(name)}"

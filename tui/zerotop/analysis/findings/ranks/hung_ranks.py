@@ -144,7 +144,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
 
 
 def _tell_end(window: SearchWindow[Group], told: Finding) -> Finding | None:
-    """Return a silence that was told, with its length, once a step has ended after it, or the job; None before that."""
+    """Return a silence that was told, with its length, once a step, the job or the recording has ended; else None."""
     group, steps = window.subject, window.subject.lead.steps
     later = steps[np.searchsorted(steps["end_unix_ns"], told.known_ns, "right") :][:1]
     seen = window.find_once(lambda: None, told.begin_ns)
@@ -154,7 +154,9 @@ def _tell_end(window: SearchWindow[Group], told: Finding) -> Finding | None:
     if not isinstance(told.headline, Text) or not isinstance(told.details, Text):
         return None
     if not len(later):
-        end_ns = _find_stop(window.recording, group, told.known_ns) or _find_end(window.recording, group)
+        whole = window.recording.recording
+        recorded_ns = int(np.iinfo(np.int64).max) if whole.is_live else whole.last_written_ns
+        end_ns = _find_stop(window.recording, group, told.known_ns) or min(_find_end(window.recording, group), recorded_ns)
         if not told.known_ns + _LONGER_NS <= end_ns <= window.recording.cursor_ns:
             return None
         evidence = told.evidence | {"silent_s": (end_ns - told.begin_ns) / 1e9}

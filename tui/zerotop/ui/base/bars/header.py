@@ -27,9 +27,10 @@ from zerotop.ui.drawing import labels
 from zerotop.ui.drawing.formatting import format_clock, format_number, format_pace, format_rough_time, format_share, is_known
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, align_ends, choose_items, fit_height, fit_row, join_rows, row_width
-from zerotop.ui.drawing.text import fit_text, sanitize
+from zerotop.ui.drawing.text import cell_width, fit_text, sanitize
 from zerotop.ui.drawing.units import convert_sizes
 
+_LEAST_ADVICE = 24  # cells: advice that is cut to fewer says nothing
 _WHOLE_WORDS_WIDTH = 108  # cells of the first row from which the batch is described in whole words
 
 
@@ -45,6 +46,7 @@ class Notice(NamedTuple):
     max_rows: int = 5  # a longer sentence is cut at the end of a clause
     needs_all_rows: bool = False  # takes all of its rows before the next notices get any
     step_text: str = ""  # the step of a finding, shown after a sentence of one row where it fits
+    fix: str = ""  # ends the sentence, which is cut before it, on one row
 
 
 def draw_header(view: LiveView, badge: Row, width: int, height: int, glyphs: Glyphs) -> list[Row]:
@@ -215,7 +217,10 @@ def _build_finding_notices(finding: Finding, cause: Finding | None, cursor_ns: i
         elif advice:
             first_line = finding.fix.partition("\n")[0]
             first_line = finding.advice if is_place(first_line) else first_line  # which says not what to do
-            notices.append(Notice(ADVICE_MARK, convert_sizes(first_line), "text" if style != "muted" else style, max_rows=1))
+            told = Notice(ADVICE_MARK, convert_sizes(first_line), "text" if style != "muted" else style, max_rows=1)
+            if finding.advice and first_line not in finding.advice:  # alone it may be taken for something else
+                told = told._replace(sentence=convert_sizes(finding.advice), fix=convert_sizes(first_line))
+            notices.append(told)
         return notices
     sentence = ". ".join(part for part in (describe_finding(finding), describe_details(finding)) if part)
     notices = [Notice("!", sentence, style, needs_all_rows=True)]
@@ -255,4 +260,10 @@ def draw_notices(notices: Sequence[Notice], width: int, height: int, glyphs: Gly
 
 
 def _wrap_notice(notice: Notice, width: int, most: int, glyphs: Glyphs) -> Sequence[str]:
+    if notice.fix:
+        room = width - 4 - cell_width(notice.fix) - len(": ")
+        if room < _LEAST_ADVICE:
+            return wrap_sentence(notice.fix, max(1, width - 4), 1, glyphs) or [""]
+        advice = wrap_sentence(notice.sentence, room, 1, glyphs)[0]
+        return [f"{advice.removesuffix('.')}: {notice.fix}"]
     return wrap_sentence(notice.sentence, max(1, width - 4), min(most, notice.max_rows), glyphs) or [""]
