@@ -46,6 +46,11 @@ _TRAINER_TERMS = {
 }
 PROFILE = "p = torch.profiler.profile(); p.start()  # some steps later: p.stop(); print(p.key_averages().table())"
 """Lines for a training script that print where the time of some steps goes."""
+SNAPSHOTS = (
+    "tracemalloc.start(); s = tracemalloc.take_snapshot()  # some steps later: "
+    'print(max(tracemalloc.take_snapshot().compare_to(s, "lineno"), key=lambda one: one.size_diff))'
+)
+"""Lines for a training script that print where Python allocates most of what it keeps. They see no tensors of PyTorch."""
 
 # Each term with DeepSpeed, and without.
 _DEEPSPEED_TERMS = {
