@@ -39,20 +39,33 @@ class Job(NamedTuple):
     threads: Mapping[str, float] = MappingProxyType({"python3": 1.0})  # the cores of each thread, the first one's first
     reserved_gib: Mapping[float, float] = MappingProxyType({})  # of a device of 10 GiB, from a second on
     failed_s: float | None = None  # when memory runs out
+    engine: Mapping[str, Any] = MappingProxyType({"kind": "loop"})
+    micro_steps: int = 1
+    sizes: int = 1  # of the micro-batches, in turn
+
+
+def list_phases(begin: float, micro_steps: int) -> list[tuple[str, float, float]]:
+    """Return the phases of a step from a share of it on, and their begins and ends as shares of it."""
+    part = (0.9 - begin) / micro_steps
+    begins = [begin + part * number for number in range(micro_steps)]
+    micro = [(("forward", at, at + 0.4 * part), ("backward", at + 0.4 * part, at + part)) for at in begins]
+    return [*(phase for pair in micro for phase in pair), ("step", 0.9, 0.999)]
 
 
 def find_all(
     folder: Path, environment: dict[str, str], *, device: str = "cuda:0", busy: float = 55.0, **facts: Any
 ) -> tuple[Finding, ...]:
     """Write such a job; return what is found."""
-    sampled, sampled_s, between, lengths, threads, reserved_gib, failed_s = Job(**facts)
+    sampled, sampled_s, between, lengths, threads, reserved_gib, failed_s, engine, micro_steps, sizes = Job(**facts)
     times = [int(tick * S / 10) for tick in range(120)]
     spans = [
-        make_span(at + length * begin, at + length * end, phase, step, BOUNDARY if phase == "step" else 0, tokens=64)
+        make_span(
+            at + length * begin, at + length * end, phase, step, BOUNDARY if phase == "step" else 0, tokens=64 + step % sizes
+        )
         for step in range(120)
         for share in [between[step >= 20]]
         for at, length in [(step // 2 / 5 + (step % 2) * lengths[0], lengths[step % 2])]
-        for phase, begin, end in (("forward", share, 0.4), ("backward", 0.4, 0.9), ("step", 0.9, 0.999))
+        for phase, begin, end in list_phases(share, micro_steps)
     ]
     write_table(folder, SPANS, make_identity(0), *spans).close()
     node = make_identity(-1)
@@ -76,7 +89,7 @@ def find_all(
     writer = EventWriter(str(folder), make_identity(0), clock=_CLOCK)
     writer.write(0, events.Hello, rank=0, torch="2.11.0", environment=environment)
     devices = [{"ordinal": 0, "total_bytes": 10 * 2**30}] if reserved_gib else None
-    writer.write(0, events.Engine, engine=0, kind="loop", device=device, devices=devices)
+    writer.write(0, events.Engine, engine=0, device=device, devices=devices, **engine)
     for count, frames in sampled:
         named = [frame._asdict() for frame in frames]
         stacks = [{"count": count, "seconds": 0.1, "frames": list(range(len(frames)))}]
@@ -189,8 +202,59 @@ def test_more_rows_are_advised_only_while_memory_has_never_been_full(
     last = find_all(tmp_path, {}, reserved_gib=reserved_gib, failed_s=failed_s)[-1]
     assert last.name == "launch_bound"
     assert ("more than 2 rows" in last.advice) is is_offered
-    assert ("batch_size=4" in last.fix) is is_offered
+    assert not last.fix  # the names of a hand-written loop are not known
     assert "fewer, larger operations" in last.advice.lower()
+
+
+_HF = {"library": "Trainer", "micro_batch": 2, "gradient_accumulation": 2, "compiled": False}
+_DS = {"zero_stage": 1, "micro_batch": 2, "gradient_accumulation": 2, "train_batch": 8}
+_RAISE = "aise {}, now 2, for which there is room"
+
+
+@pytest.mark.parametrize(
+    ("engine", "advice", "fix"),
+    [
+        ({"kind": "loop", "compiled": True}, "Train on more than 2 rows at once", ""),
+        (_HF | {"kind": "loop"}, _RAISE.format("per_device_train_batch_size"), 'torch_compile_mode="reduce-overhead"'),
+        (_HF | _DS, _RAISE.format("per_device_train_batch_size"), "per_device_train_batch_size=4"),
+        (
+            _DS,
+            _RAISE.format("train_micro_batch_size_per_gpu"),
+            '"train_micro_batch_size_per_gpu": 4, "train_batch_size": 16',
+        ),
+        (_DS | {"micro_batch": 8}, "Train on more than 2 rows at once", ""),  # an older configuration
+    ],
+    ids=["loop", "Trainer", "Trainer and DeepSpeed", "DeepSpeed", "other rows"],
+)
+def test_the_advice_names_only_settings_of_the_job(tmp_path: Path, engine: dict[str, Any], advice: str, fix: str) -> None:
+    """Its steps accumulate over two micro-batches of 2 rows each, of which a GPU computes one at once."""
+    (found,) = find_all(tmp_path, {}, reserved_gib={0.0: 2.0}, engine=engine, micro_steps=2)
+    assert advice in found.advice
+    assert found.fix == fix
+
+
+@pytest.mark.parametrize(("sizes", "are_captured"), [(1, True), (3, True), (30, False)])
+def test_graphs_are_no_advice_for_batches_of_many_sizes(tmp_path: Path, sizes: int, are_captured: bool) -> None:
+    """Each of which they capture anew."""
+    (found,) = find_all(tmp_path, {}, engine={"kind": "loop", "compiled": False}, sizes=sizes)
+    assert ("CUDA graphs" in found.advice) is are_captured
+    assert bool(found.fix) is are_captured
+
+
+def test_no_rows_are_offered_while_memory_fills_by_itself(tmp_path: Path) -> None:
+    last = find_all(tmp_path, {}, reserved_gib={0.0: 2.0, 7.0: 3.0})[-1]
+    assert (last.name, "more than" in last.advice) == ("launch_bound", False)
+
+
+@pytest.mark.parametrize(
+    ("names", "fix"),
+    [(["AdamW"], "fused=True"), (["AdamW", "SGD"], "fused=True"), (["Adam", "RMSprop"], "foreach=True")],
+)
+def test_only_some_optimizers_have_a_fused_update(tmp_path: Path, names: list[str], fix: str) -> None:
+    optimizers = [{"class": name, "settings": {"foreach": False}} for name in names]
+    (found,) = find_all(tmp_path, {}, engine={"kind": "loop", "optimizers": optimizers})
+    assert found.fix == fix
+    assert f"with {fix}" in found.advice
 
 
 def test_room_is_told_as_of_the_last_reading() -> None:

@@ -20,6 +20,7 @@ import torch
 import recordings
 from declared_events import check_event
 from zerotop.analysis.findings import detect_findings
+from zerotop.analysis.script_terms import SNAPSHOTS
 from zerotop.recording.reader import Recording
 from zerotop_probe.inside.growing_containers import container_finder, reachable_values
 from zerotop_probe.inside.growing_containers.container_finder import ContainerFinder
@@ -100,6 +101,29 @@ def test_added_entries_are_measured(container: Any, entries: list[Any], size: in
     if size is not None:
         assert growth.entry == entry
         assert size <= growth.added_bytes <= size * 1.3 + 10_000
+
+
+@pytest.mark.parametrize("limit", [9, 64])
+def test_the_newest_results_of_a_cache_count(limit: int) -> None:
+    """It is found though Python shows no content of a cache with a limit."""
+
+    @functools.lru_cache(maxsize=limit)
+    def load(step: int) -> list[bytes]:
+        return [bytes(MIB if step >= 5 else 9)]
+
+    for step in range(5):
+        load(step)
+    before = measure_lengths()
+    for step in range(5, 9):
+        load(step)
+    (growth,) = [one for one in find_growing(before) if one.container is load]
+    assert (growth.length, growth.added, growth.entry) == (9, 4, "list")
+    assert growth.added_bytes == pytest.approx(4 * MIB, rel=0.01)
+    place = find_place(load, sys._getframe(), PATHS)
+    assert place is not None
+    assert (place.name, place.scope) == ("load", "local")
+    (line,) = container_finder.find_lines(place, load, sys._getframe(), PATHS)
+    assert line.line == load.__wrapped__.__code__.co_firstlineno
 
 
 @pytest.mark.parametrize("container", [{}, OrderedDict(), defaultdict(list)], ids=lambda one: type(one).__name__)
@@ -280,7 +304,19 @@ def test_a_look_records_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
             "a list within losses of train.py grew from 90 to 100 entries.",
             "",
         ),
-        ({"name": "a\x1b[31m"}, " a step on ", "", "losses.append(loss.item())"),
+        ({"name": "a\x1b[31m"}, " a step on ", "", SNAPSHOTS),
+        (
+            {"kind": "lru_cache", "limit": 100_000, "added_bytes": 40 * MIB, "added_file": "train.py", "added_line": 9},
+            " in 'losses' on ",
+            "grew from 90 to 100 entries, of at most 100,000: train.py:9 defines it.",
+            "@functools.lru_cache(maxsize=50000)",
+        ),
+        (
+            {"kind": "lru_cache", "limit": 200, "added_bytes": 40 * MIB},
+            " in 'losses' on ranks 0 and 1",  # which will not fill the memory
+            "grew from 90 to 100 entries, of at most 200.",
+            "@functools.lru_cache(maxsize=100)",
+        ),
     ],
 )
 def test_the_finding_names_the_container(
@@ -307,4 +343,8 @@ def test_the_finding_names_the_container(
     assert headline in finding.headline
     assert details in finding.details
     assert finding.fix == fix
-    assert (finding.known_ns, finding.evidence) == (before.known_ns, before.evidence)
+    ends_itself = "limit" in facts and facts["limit"] < 1000
+    assert finding.severity.value == ("info" if ends_itself else "warning")
+    assert ("; full near step " in finding.headline) is not ends_itself
+    evidence = {name: value for name, value in before.evidence.items() if name != "last_step" or not ends_itself}
+    assert (finding.known_ns, finding.evidence) == (before.known_ns, evidence)

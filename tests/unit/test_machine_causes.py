@@ -489,6 +489,7 @@ def test_a_program_is_named_without_its_code() -> None:
 @pytest.mark.parametrize(("workers", "is_mentioned"), [(0, False), (2, True)])
 def test_growing_memory_mentions_workers_only_where_there_are_some(tmp_path: Path, workers: int, is_mentioned: bool) -> None:
     planted = Planted("held-grows", tmp_path)
-    planted.add_columns("processes", loader_workers=(workers, workers))
-    (growth,) = planted.find_named("host_growth")
-    assert ("If DataLoader workers grow, lower " in growth.advice) is is_mentioned
+    planted.add_columns("processes", loader_workers=(workers, workers), shared_bytes=(0, 1 << 30))
+    growth = planted.find_named("host_growth")[-1]
+    assert growth.advice.startswith("Keep less shared memory")
+    assert ("batches of DataLoader workers" in growth.advice) is is_mentioned

@@ -442,6 +442,46 @@ def test_a_repeated_pause(tmp_path: Path, period: int, counted: bool, expected: 
     assert lost == [pytest.approx(0.1 * len(begins), rel=0.05)] * len(expected)  # although training goes on
 
 
+def compute(rows: Any, cores: float) -> None:
+    """Let each thread use so many cores."""
+    rows["cpu_ns"] = (rows["time_ns"] - rows["time_ns"].min()) * cores
+    rows["wait_ns"] = 0
+
+
+@pytest.mark.parametrize(
+    ("event", "call", "cores", "place", "cause"),
+    [
+        (("busy_thread", {"held_s": 0.09}), "", 0.2, ": log.py:7", "Thread log began to use 0.4 cores at log.py:7 in send"),
+        (("busy_thread", {"held_s": 0.09}), "", 1.0, ": train.py:60", ""),  # the training thread computes itself
+        (("busy_thread", {"held_s": 0.02}), "", 0.2, ": train.py:60", ""),  # too short a wait
+        (("busy_thread", {"held_s": 0.09}), "time.sleep", 0.2, ": train.py:60", ""),
+        (("garbage", {"seconds": 0.4, "collections": 5}), "", 1.0, "", "Python's garbage collector takes 400 ms of them"),
+        (("garbage", {"seconds": 0.1, "collections": 5}), "", 1.0, ": train.py:60", ""),
+    ],
+    ids=["a thread", "computes", "short", "sleeps", "the collector", "a little collected"],
+)
+def test_a_pause_at_a_line_that_only_waits(
+    tmp_path: Path, event: tuple[str, dict[str, Any]], call: str, cores: float, place: str, cause: str
+) -> None:
+    """Another thread holds Python's lock, or the collector runs, whatever line the training thread has reached."""
+    folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
+    begins = pause_every(folder, 5, lambda _: [([("train.py", 60, "clean", True), LOOP], call)], "between phases")
+    change_table(folder, "threads", partial(compute, cores=cores))
+    name, facts = event
+    times = {"time_ns": begins[1], "begin_ns": begins[0] + 1, "busy_ns": begins[0], "end_ns": begins[1]}
+    facts = facts | {"thread": "log", "cores": 0.4, "lock_wait_s": 0.1} if name == "busy_thread" else facts
+    stacks = format_stacks([([("log.py", 7, "send", True)], "")], 0.09)
+    (path,) = folder.glob("events-rank0-*.jsonl")
+    with path.open("a") as file:
+        file.write(json.dumps({"event": name, **times, **stacks, **facts}) + "\n")
+    recording = Recording.open(folder)
+    finding = [one for one in detect_findings(recording, recording.end_ns) if one.name == "repeated_pause"][-1]
+    assert finding.headline == f"A 100 ms pause every 5 iterations{place}"
+    assert cause in finding.details
+    assert ("at train.py:60" in finding.details) is not bool(cause)
+    assert ("train.py:60" in f"{finding.advice} {finding.fix}") is not bool(cause)
+
+
 MODULE = ("train.py", 200, "<module>", True)
 
 

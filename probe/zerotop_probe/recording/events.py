@@ -511,12 +511,13 @@ class BusyThread(StackEvent):
 
 
 class GrownContainer(VariableFacts):
-    """A list, dict, set, deque, OrderedDict or defaultdict, and its owner."""
+    """A list, dict, set, deque, OrderedDict, defaultdict or lru_cache, and its owner. The line of a cache defines it."""
 
     length: int  # entries at the end
     added: int  # added entries
     added_bytes: int | None  # estimate of the host memory that the added entries hold
     entry: str | None  # type of the newest entry
+    limit: int | None  # the most entries that it can hold, of an lru_cache; absent of others
     keeps_graph: bool | None  # whether entries are tensors in host memory with the graph that computed them
 
 

@@ -40,11 +40,17 @@ _TRAINER_TERMS = {
         "Keep less of the evaluation: move logits to the host at once.",
         "Keep less of the evaluation: move outputs to the host at once, and sum up metrics batch by batch.",
     ),
+    "graphs_fix": ('torch_compile_mode="reduce-overhead"', 'model = torch.compile(model, mode="reduce-overhead")'),
     "clipping_fix": ("max_grad_norm=1.0", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),
     "eval_tensors_fix": ("eval_accumulation_steps=1", "outputs = outputs.detach().cpu()"),
 }
 PROFILE = "p = torch.profiler.profile(); p.start()  # some steps later: p.stop(); print(p.key_averages().table())"
 """Lines for a training script that print where the time of some steps goes."""
+SNAPSHOTS = (
+    "tracemalloc.start(); s = tracemalloc.take_snapshot()  # some steps later: "
+    'print(max(tracemalloc.take_snapshot().compare_to(s, "lineno"), key=lambda one: one.size_diff))'
+)
+"""Lines for a training script that print where Python allocates most of what it keeps. They see no tensors of PyTorch."""
 
 # Each term with DeepSpeed, and without.
 _DEEPSPEED_TERMS = {
@@ -93,10 +99,20 @@ def _name_batch(engine: EngineFacts, *, is_loop: bool, by_hand: bool) -> dict[st
     return {
         "batch_size": name,
         "batch_size_fix": assign.format(name.rpartition(" ")[2], rows) if isinstance(rows, int) else "",
+        "larger_batch_fix": _double_batch(engine, is_loop=is_loop, by_hand=by_hand) if isinstance(rows, int) else "",
         "smaller_batch_fix": assign.format(name.rpartition(" ")[2], rows // 2) if isinstance(rows, int) and rows > 1 else "",
         "accumulation_fix": "" if is_loop and by_hand else assign.format("gradient_accumulation_steps", twice),
         "bf16_fix": bf16,
     }
+
+
+def _double_batch(engine: EngineFacts, *, is_loop: bool, by_hand: bool) -> str:
+    """Return the setting for twice as many rows in a micro-batch; "" in a hand-written loop, whose names are unknown."""
+    rows, whole = 2 * (engine.micro_batch or 0), 2 * (engine.train_batch or 0)
+    if not by_hand:
+        return f"per_device_train_batch_size={rows}"
+    # DeepSpeed refuses a configuration whose train_batch_size, if it has one, does not fit.
+    return "" if is_loop else f'"train_micro_batch_size_per_gpu": {rows}, "train_batch_size": {whole}' if whole else ""
 
 
 def _name_host_memory(engine: EngineFacts, terms: Mapping[str, str]) -> dict[str, str]:

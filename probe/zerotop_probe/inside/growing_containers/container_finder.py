@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FrameType, FunctionType
 from typing import Any
 
 from zerotop_probe.inside.budget import read_budget
-from zerotop_probe.inside.growing_containers.containers import ContainerGrowth, find_growing, measure_lengths
+from zerotop_probe.inside.growing_containers.containers import ContainerGrowth, find_growing, measure_lengths, read_limit
 from zerotop_probe.inside.growing_containers.host_watch import (
     HostReading,
     HostWatch,
@@ -93,7 +94,7 @@ class ContainerFinder:
             place = places.get(id(growth.container)) if len(named) < _MOST_NAMED else None
             if place is not None and place not in named:
                 named[place] = growth
-                lines[place] = place.find_additions(frame, paths) if place.own else []
+                lines[place] = find_lines(place, growth.container, frame, paths) if place.own else []
         del frame
         self._cost_ns += self._note_cost(end.time_ns)
         self._watch.end_look(end.time_ns, self._cost_ns, named=bool(named))
@@ -110,9 +111,22 @@ class ContainerFinder:
         return spent_ns
 
 
+def find_lines(place: OwnerPlace, container: Any, frame: FrameType, paths: PathNames) -> list[OwnPlace]:
+    """Return where the job's own code adds to a container; of a cache, the line that defines its function."""
+    if read_limit(container) is None:
+        return place.find_additions(frame, paths)
+    function = object.__getattribute__(container, "__dict__").get("__wrapped__")
+    code = function.__code__ if type(function) is FunctionType else None
+    file = paths.name_file(code.co_filename) if code is not None else None
+    return [OwnPlace(file.text, code.co_firstlineno, function.__qualname__)] if code and file and file.is_own else []
+
+
 def _describe_container(place: OwnerPlace, growth: ContainerGrowth, lines: list[OwnPlace]) -> dict[str, Any]:
-    facts = {"kind": type(growth.container).__name__, "length": growth.length, "added": growth.added}
+    limit = read_limit(growth.container)
+    kind = type(growth.container).__name__ if limit is None else "lru_cache"
+    facts = {"kind": kind, "length": growth.length, "added": growth.added}
     facts |= {"added_bytes": growth.added_bytes, "entry": growth.entry, "keeps_graph": growth.keeps_graph}
+    facts |= {"limit": limit} if limit is not None else {}
     if len(lines) == 1:
         facts |= {"added_file": lines[0].file, "added_line": lines[0].line, "added_function": lines[0].function}
     return {**place._asdict(), **facts}

@@ -1,4 +1,4 @@
-"""Find the lists, dicts, sets and deques that have become longer, and estimate the memory of their new entries.
+"""Find lists, dicts, sets, deques and caches of functions that have become longer; estimate the memory of new entries.
 
 Nothing of the job is kept alive between two looks, and no code of the job runs: only built-in types are looked into.
 """
@@ -9,19 +9,34 @@ import gc
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
 from zerotop_probe.recording.interruptions import suppress_own
 
 _BUILT_IN = (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict)
-_KINDS = frozenset(map(id, (list, dict, set, deque, OrderedDict, defaultdict)))
 # Containers that are measured: those with most new entries. Shorter ones are left out. Of the others the newest entries are
 # measured, up to this number; of a list within an entry up to this number of values, and up to this number in all.
 _MOST_MEASURED, _LEAST_LENGTH = 100, 4
 _MOST_ENTRIES = 16
 _MOST_WITHIN = 64
 _MOST_VALUES = 5000
+CACHED = type(lru_cache(maxsize=None)(int))
+"""The type of functions with an lru_cache. One without a limit is a dict of results, which the collector lists."""
+_KINDS = frozenset(map(id, (list, dict, set, deque, OrderedDict, defaultdict, CACHED)))
+# With a limit, results are in links, which Python shows through the cache alone; of a larger one nothing is read.
+_MOST_CACHED = 100_000
+
+
+def _find_link_type() -> Any:
+    cached = lru_cache(maxsize=1)(int)
+    cached()
+    (links,) = [one for one in gc.get_referents(cached) if type(one) is dict and "__wrapped__" not in one]
+    return type(next(iter(links.values())))
+
+
+_LINK = _find_link_type()
 
 
 class ContainerGrowth(NamedTuple):
@@ -37,14 +52,28 @@ class ContainerGrowth(NamedTuple):
 
 def measure_lengths(untracked: Iterable[Any] = ()) -> dict[int, int]:
     """Map the id() of each container that the garbage collector tracks, and of others, to its length."""
-    return {id(one): len(one) for one in (*_list_containers(), *untracked)}
+    containers = (*_list_containers(), *untracked)
+    return {id(one): len(one) if type(one) is not CACHED else measure_length(one) for one in containers}
+
+
+def measure_length(container: Any) -> int:
+    """Return the number of entries of a container, or of results of a cache that has a limit; else 0."""
+    if type(container) is not CACHED:
+        return len(container)
+    return CACHED.cache_info(container).currsize if read_limit(container) is not None else 0
+
+
+def read_limit(container: Any) -> int | None:
+    """Return the limit of a cache; None for other containers, and without one."""
+    return CACHED.cache_info(container).maxsize if type(container) is CACHED else None
 
 
 def find_growing(before: Mapping[int, int], untracked: Iterable[Any] = ()) -> list[ContainerGrowth]:
     """Return the containers with most new entries, largest content of new entries first."""
     longer: list[tuple[int, Any]] = []
     for one in (*_list_containers(), *untracked):
-        added = len(one) - before.get(id(one), len(one))
+        length = len(one) if type(one) is not CACHED else measure_length(one)
+        added = length - before.get(id(one), length)
         if added > 0 and one is not before and one is not longer:
             longer.append((added, one))
     growing = []
@@ -56,14 +85,16 @@ def find_growing(before: Mapping[int, int], untracked: Iterable[Any] = ()) -> li
 
 def _list_containers() -> list[Any]:
     # By id(): to look a type up in a set would call the hash of the job's metaclasses.
-    return [one for one in gc.get_objects() if id(type(one)) in _KINDS and len(one) >= _LEAST_LENGTH]
+    found = [one for one in gc.get_objects() if id(type(one)) in _KINDS]
+    return [one for one in found if (len(one) if type(one) is not CACHED else measure_length(one)) >= _LEAST_LENGTH]
 
 
 def _measure_growth(container: Any, added: int) -> ContainerGrowth:
     newest = _read_newest(container, min(added, _MOST_ENTRIES))
     size, keeps_graph = _measure_entries(newest)
     name = type(newest[0]).__name__ if newest else ""
-    return ContainerGrowth(container, len(container), added, round(size * added / max(1, len(newest))), name, keeps_graph)
+    added_bytes = round(size * added / max(1, len(newest)))
+    return ContainerGrowth(container, measure_length(container), added, added_bytes, name, keeps_graph)
 
 
 def _read_newest(container: Any, count: int) -> list[Any]:
@@ -71,9 +102,19 @@ def _read_newest(container: Any, count: int) -> list[Any]:
     if kind is list:
         newest: list[Any] = container[: -count - 1 : -1]
         return newest
+    if kind is CACHED:
+        return _read_results(container)[: -count - 1 : -1]
     if kind is set:
         return list(islice(container, count))  # in no order
     return list(islice(reversed(container if kind is deque else container.values()), count))
+
+
+def _read_results(cached: Any) -> list[Any]:
+    """Return the results in a cache that has a limit, the newest last."""
+    if measure_length(cached) > _MOST_CACHED:
+        return []
+    held = gc.get_referents(cached)  # of each link the arguments, the result and its type; then what the cache needs itself
+    return [result for result, kind in zip(held, held[1:]) if kind is _LINK][: measure_length(cached)]
 
 
 def _measure_entries(entries: list[Any]) -> tuple[float, bool]:

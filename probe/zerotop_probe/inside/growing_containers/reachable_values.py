@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from functools import lru_cache, partial
+from functools import partial
 from gc import get_referents, is_tracked
 from inspect import CO_OPTIMIZED
 from itertools import islice
@@ -17,6 +17,7 @@ from time import thread_time_ns
 from types import FrameType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
+from zerotop_probe.inside.growing_containers.containers import CACHED
 from zerotop_probe.inside.growing_containers.names import (
     ATTRIBUTE,
     GLOBAL,
@@ -33,7 +34,6 @@ from zerotop_probe.recording.interruptions import suppress_own
 # each (ns).
 _MOST_VALUES, _MOST_WITHIN, _MOST_NS = 20_000, 5_000, 20_000_000
 _CLOCK_EVERY = 256
-_CACHED = type(lru_cache(maxsize=None)(int))
 _ATOMS = frozenset(map(id, (int, float, complex, bool, str, bytes, type(None), range, slice)))
 # Of a long container with no other values at its end, nothing is looked at.
 _LOOKED_AT = 8
@@ -99,7 +99,7 @@ class ReachableValues:
             self._waiting += [Visit(one, None, one) for one in (value.__self__, value.__func__)]
         elif kind is partial:
             self._enter_partial(value)
-        elif kind is _CACHED:
+        elif kind is CACHED:
             within = [one for one in get_referents(value) if type(one) is dict]
             self._waiting.extend(Visit(one, visit.place, visit.root, visit.levels + 1) for one in within)
         elif issubclass(kind, type):

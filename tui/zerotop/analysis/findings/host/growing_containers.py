@@ -12,7 +12,7 @@ from zerotop_probe.recording.directory import STACKS_SETTING
 
 _DETAILS = (
     " From step {from_step} to {to_step} {container} grew from {before:,.0f} to {length:,.0f} entries{graph}"
-    "[: {added} adds to it]."
+    "[, of at most {limit:,.0f}][: {added} adds to it][: {defined} defines it]."
 )
 
 # A container that holds this share of what host memory grew by explains it: small objects take more than their own sizes.
@@ -30,12 +30,15 @@ class GrowingContainer(NamedTuple):
     keeps_graph: bool
     explains_growth: bool  # its new entries hold most of what host memory grew by, or graphs
     fix: str
+    rest_bytes: float | None  # what its remaining entries will hold, if their number has a limit
     values: dict[str, Any]  # of the templates
 
     def name_in(self, kind: FindingKind) -> FindingKind:
         """Return a kind of finding with the container in its sentence, and with advice about it. Needs ``values``."""
         if self.keeps_graph:
             advice = "Keep numbers in {name}: loss.item(), or tensor.detach() where the tensor itself is needed."
+        elif self.rest_bytes is not None:
+            advice = "Keep fewer results in the cache of {name}: a maxsize below {limit:.0f}."
         else:
             advice = "Keep less in {name}, or clear it now and then."
         return kind.with_changes(details=kind.details + _DETAILS, advice=advice, fix=self.fix)
@@ -80,6 +83,7 @@ def _read_container(found: events.GrowingContainers) -> GrowingContainer | None:
     if not all(text.isprintable() for text in (largest.name, largest.owner, largest.file, largest.kind, line or "")):
         return None
     name, text, keeps_graph = largest.name, _describe_container(largest), bool(largest.keeps_graph)
+    limit = largest.limit
     is_list = largest.kind == "list" and not largest.levels
     prefix = "self." if largest.scope == "attribute" else ""
     values = {
@@ -90,15 +94,21 @@ def _read_container(found: events.GrowingContainers) -> GrowingContainer | None:
         "length": largest.length,
         "graph": ", tensors with the graph that computed them" if keeps_graph else "",
         "name": name,
-        "added": line,
+        "added": line if limit is None else None,
+        "defined": line if limit is not None else None,
+        "limit": limit,
     }
     fix = ""
     if keeps_graph and is_list:
         fix = f"{prefix}{name}.append(loss.item())"
+    elif limit is not None:
+        fix = f"@functools.lru_cache(maxsize={limit // 2})"
     elif not keeps_graph and not largest.levels:
         fix = f"if step % 1000 == 0: {prefix}{name}.clear()"
     explains = keeps_graph or (largest.added_bytes or 0) >= _NOTABLE * (found.grown_bytes or 0)
-    return GrowingContainer(name, text, keeps_graph, explains, fix, values)
+    each = (largest.added_bytes or 0) / max(1, largest.added)
+    rest = max(0, limit - largest.length) * each if limit is not None else None
+    return GrowingContainer(name, text, keeps_graph, explains, fix, rest, values)
 
 
 def _describe_container(container: events.GrownContainer) -> str:

@@ -18,6 +18,7 @@ from zerotop.analysis.findings.support.steps.fp16_warmup import count_skipped_fi
 from zerotop.analysis.findings.support.steps.growing_batches import follow_steps, get_batch_sizes
 from zerotop.analysis.findings.support.thresholds import HOST_GROWTH_BYTES, WARM_UP_STEPS
 from zerotop.analysis.formatting import MIB
+from zerotop.analysis.script_terms import SNAPSHOTS
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.trend import Rise, TrendFinder, measure_rise
 from zerotop.recording.samples import Rows, read_column
@@ -36,13 +37,14 @@ _KIND = FindingKind(
         " {free_bytes:bytes} are left on the node[, for {node_ranks} ranks]].[ {shared_bytes:bytes} of the growth are shared"
         " memory.]"
     ),
-    advice="Keep no batches, outputs or losses in lists.[ If DataLoader workers grow, lower {worker_count}.]",
-    fix="losses.append(loss.item())",
+    advice="See what Python allocates between two steps: nothing that holds it was found.",
+    fix=SNAPSHOTS,
     lasts=True,
 )
 # Most of the growth is shared memory: tensors of share_memory_() and from DataLoader workers, files on /dev/shm.
 _SHARED = _KIND.with_changes(
-    advice="Batches from DataLoader workers are shared memory: keep none in lists. Delete files on /dev/shm after use.",
+    advice="Keep less shared memory: files on /dev/shm, pinned or shared tensors[, batches of {workers}].",
+    fix="ls -lS /dev/shm",
 )
 _ENDED = _KIND.with_changes(
     severity=Severity.INFO,
@@ -351,10 +353,12 @@ def _build_finding(group: Group, news: _News) -> Finding:
     sharers = node_ranks if node_ranks > 1 else None
     kind, container = _SHARED if is_shared else _KIND, held.container
     kind = container.name_in(kind) if container is not None else kind
+    if container is not None and container.rest_bytes is not None and container.rest_bytes < (free or 0):
+        kind = kind.with_changes(severity=Severity.INFO)  # its limit ends it
+        evidence["last_step"] = None
     kind = _ENDED if has_ended else kind
     values: dict[str, Any] = {"kept_in": container.name, **container.values} if container is not None else {"kept_in": None}
     values["left_out"] = "files" if (rows["host_held_bytes"] != rows["host_rss_bytes"]).any() else None
-    if not count_workers([process], growth.begin_ns, growth.end_ns):
-        values["worker_count"] = None
+    values["workers"] = "DataLoader workers" if count_workers([process], growth.begin_ns, growth.end_ns) else None
     values |= {"known_ns": held.known_ns, "ranks": ranks, "concerned": ranks, "node_ranks": sharers}
     return kind.at_steps(process, rows, evidence, **values)

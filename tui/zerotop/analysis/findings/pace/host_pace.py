@@ -20,9 +20,10 @@ from zerotop.analysis.findings.support.lines.stack_lines import runs_modules
 from zerotop.analysis.findings.support.mode_uses import lacks_cache, launches_block
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text
+from zerotop.analysis.script_terms import read_terms
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.analysis.stats.wander import compute_levels, find_split, measure_order
-from zerotop_probe.recording.events import OutOfMemory
+from zerotop_probe.recording.events import EngineOptimizer, OutOfMemory
 
 _LAUNCHES = FindingKind(
     name="launch_bound",
@@ -68,6 +69,12 @@ _WANDER_SHARE, _CROSSINGS = 0.25, 3
 _LEAST_LEVELS, _CHANGED_SHARE = 3, 0.95
 # Memory that is left over: a larger micro-batch may fit.
 _ROOM_SHARE = 0.6
+# Memory that grows in the judged steps by this share of the GPU's will fill the room by itself.
+_GROWN_SHARE = 0.05
+# Sizes of micro-batches, each of which CUDA graphs capture anew.
+_MOST_SHAPES = 4
+# The optimizers of PyTorch that have a fused update.
+_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
 
 
 class _Pace(NamedTuple):
@@ -265,6 +272,33 @@ def read_held(process: Process, steps: Rows) -> tuple[int, int]:
     return held, int(steps["step"][last])
 
 
+def _read_first_held(process: Process, steps: Rows) -> int:
+    """Return the memory that PyTorch had reserved when it was first read in some steps."""
+    samples = process.records("allocator").read_window(int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1]))
+    peaks = steps["reserved_peak_bytes"][steps["reserved_peak_bytes"] > 0]
+    read = samples.rows["reserved_bytes"][:1].tolist() if len(samples) else []
+    return min([*read, *peaks[:1].tolist()], default=0)
+
+
+def _read_micro_rows(known: Rows) -> int:
+    """Return the rows of a micro-batch of the last of some steps; 0 if they are unknown or differ within it."""
+    if not len(known) or known["micro_steps"][-1] < 1 or known["rows"][-1] < 1:
+        return 0
+    rows, rest = divmod(int(known["rows"][-1]), int(known["micro_steps"][-1]))
+    return 0 if rest else rows
+
+
+def _count_shapes(known: Rows) -> int:
+    """Return how many sizes the micro-batches of some steps have."""
+    counted = known[known["micro_steps"] > 0]
+    return len(np.unique(np.stack([counted["rows"], counted["tokens"]]) / counted["micro_steps"], axis=1).T)
+
+
+def _updates_each(optimizer: EngineOptimizer) -> bool:
+    settings = optimizer.settings or {}
+    return settings.get("foreach") is False and not settings.get("fused")
+
+
 class _Advice(NamedTuple):
     """What helps a job, and the line for the first of it."""
 
@@ -277,24 +311,29 @@ def _advise(group: Group, pace: _Pace, line: CodeLine | None, *, has_room: bool)
 
     ``line``: of the model, where most time goes to one. ``has_room``: memory was never full.
     """
-    engine, helps = group.engine, []
-    fix = ""
+    engine, helps, fix = group.engine, [], ""
+    known = group.lead.phased_steps_until(int(pace.rows["end_unix_ns"][-1]))
+    terms = read_terms(engine)
     is_sharded = (engine.parallelism or "").startswith("FSDP")  # whose collectives CUDA graphs do not capture
-    if engine.kind == LOOP and engine.compiled is False and not is_sharded:
+    if engine.kind == LOOP and engine.compiled is False and not is_sharded and _count_shapes(known) <= _MOST_SHAPES:
         helps.append("capture the launches of a step as one, with CUDA graphs")
-        fix = 'model = torch.compile(model, mode="reduce-overhead")'
-    settings = [one.settings or {} for one in engine.optimizers or []]
-    if any(one.get("foreach") is False and not one.get("fused") for one in settings):
-        helps.append("let the optimizer update all tensors at once, with fused=True")
-        fix = fix or "fused=True"
-    known = group.lead.phased_steps_until(int(pace.rows["end_unix_ns"][-1]))["rows"]
-    rows = int(known[-1]) if len(known) else 0
+        fix = terms["graphs_fix"]
+    unfused = [one for one in engine.optimizers or [] if _updates_each(one)]
+    if unfused:
+        setting = "fused=True" if all(one.class_ in _FUSED for one in unfused) else "foreach=True"
+        helps.append(f"let the optimizer update all tensors at once, with {setting}")
+        fix = fix or setting
+    rows = _read_micro_rows(known)
     held, read_step = read_held(group.lead, pace.rows)
-    offers_rows = bool(has_room and rows > 0 and 0 < held <= _ROOM_SHARE * (group.lead.device_bytes or 0))
+    limit = group.lead.device_bytes or 0
+    is_level = held - _read_first_held(group.lead, pace.rows) <= _GROWN_SHARE * limit
+    offers_rows = bool(has_room and is_level and rows > 0 and 0 < held <= _ROOM_SHARE * limit)
     if offers_rows:
         used = f"{{held:bytes}} of {{room:bytes}} were reserved up to step {read_step}"
-        helps.append(f"train on more than {rows} rows at once, for which there is room ({used})")
-        fix = fix or f"batch_size={2 * rows}"
+        setting = terms["larger_batch_fix"] if rows == engine.micro_batch else ""
+        more = f"raise {terms['batch_size']}, now {rows}" if setting else f"train on more than {rows} rows at once"
+        helps.append(f"{more}, for which there is room ({used})")
+        fix = fix or setting
     helps.append(f"use fewer, larger operations{' at {location}' if line is not None else ''}")
     sentence = "; or ".join(helps)
     values = {"held": held, "room": group.lead.device_bytes, "location": line.location if line is not None else None}

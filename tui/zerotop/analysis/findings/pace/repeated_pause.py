@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.findings.support.causes.loader_causes import find_loader_cause
+from zerotop.analysis.findings.support.causes.pause_causes import find_pause_cause
 from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.host_load import count_workers, measure_load
@@ -45,6 +46,13 @@ _KIND = FindingKind(
         Kinds(begins_with_change, "iteration_shift"),
     ),
     superseded_by=(Kinds(is_same_wait, "data_stall"),),
+)
+# The line at which the training thread was seen only waits.
+_OTHERS = _KIND.with_changes(
+    details=(
+        "{pauses:count pause} in steps {step} to {last_step}[ on {concerned:ranks}] take {share:percent} of their time;"
+        " other iterations take {iteration_s:seconds}. {cause}."
+    ),
 )
 # In a data loader, no line of the job's own code takes the time.
 _LOADING = _KIND.with_changes(
@@ -194,10 +202,18 @@ def _measure_pauses(
             return None
     evidence = {"pause_s": float(np.median(longer[is_pause])), "share": share, "iteration_s": iteration, "period": period}
     evidence |= {"pauses": pauses}
-    kind = name_line(_KIND, line) if line is not None else _choose_loading(process, rows)
-    if line is not None and line.known_call is None and _is_as_ever(process, rows, period, evidence["pause_s"]):
-        kind = kind.with_changes(severity=Severity.INFO)
     values = {"last_step": int(rows["step"][-1]), **line_values(line)}
+    kind = name_line(_KIND, line) if line is not None else _choose_loading(process, rows)
+    may_wait = line is None or line.known_call is None
+    lost_s = float(longer[is_pause].sum())
+    cause = find_pause_cause(process, rows, evidence["pause_s"], lost_s, known_ns) if may_wait else None
+    if cause is not None:
+        kind = _OTHERS.with_changes(headline=_OTHERS.headline + (": {place}" if cause.place else ""))
+        kind = kind.with_changes(advice="{advised}", fix="{fixed}")
+        text = cause.text[0].upper() + cause.text[1:]
+        values |= {"place": cause.place, "cause": text, "advised": cause.advice[0], "fixed": cause.advice[1]}
+    elif line is not None and line.known_call is None and _is_as_ever(process, rows, period, evidence["pause_s"]):
+        kind = kind.with_changes(severity=Severity.INFO)
     return kind.at_steps(process, rows, evidence, known_ns=known_ns, cost=share, concerned=concerned, **values)
 
 

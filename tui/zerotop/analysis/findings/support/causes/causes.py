@@ -8,6 +8,7 @@ import numpy as np
 
 from zerotop.analysis.findings.support.causes import batch_causes, gpu_causes, host_causes, step_change, thread_causes
 from zerotop.analysis.findings.support.causes.allocator_calls import check_allocator_calls, check_cache_clearing
+from zerotop.analysis.findings.support.causes.pause_causes import COLLECTOR
 from zerotop.analysis.findings.support.causes.recompilations import find_failed_assumption
 from zerotop.analysis.findings.support.causes.training_causes import (
     check_memory,
@@ -40,10 +41,6 @@ _RETRY: step_change.Advice = (
     "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
 )
 _LATE_ADVICE = "See what only that rank does between the phases: do it less often, or in a thread of its own."
-_COLLECTOR: step_change.Advice = (
-    "Call gc.freeze() once model and data are loaded: the collector then visits only objects that were made later.",
-    "gc.collect(); gc.freeze()",
-)
 _COMPILING: step_change.Advice = (
     "Let it compile one graph for all shapes, or pad batches to a few lengths.",
     "torch.compile(model, dynamic=True)",
@@ -111,7 +108,7 @@ def _check_collector(change: step_change.StepChange) -> step_change.Cause | None
     if change.added_s <= 0 or after - before < change.added_s / 2 or in_pauses > (after - before) / 2:
         return None
     text = f"Python's garbage collector takes {format_seconds(after)} of each iteration instead of {format_seconds(before)}"
-    return step_change.Cause(text, *_COLLECTOR, 0.8)
+    return step_change.Cause(text, *COLLECTOR, 0.8)
 
 
 def _check_compiling(change: step_change.StepChange) -> step_change.Cause | None:

@@ -148,6 +148,16 @@ def find_busy_threads(process: Process, since_ns: int, known_ns: int) -> list[Th
     return sorted(found, key=lambda thread: -thread.cores)
 
 
+def list_holders(process: Process, known_ns: int) -> list[ThreadCause]:
+    """Return the threads that were seen to hold Python's lock for long at a time."""
+    return [thread for thread in _list_threads(process, known_ns) if thread.held_s]
+
+
+def advise_on_thread(thread: ThreadCause) -> str:
+    """Return the advice about a thread that holds Python's lock."""
+    return _ADVICE.format(thread=thread.name)
+
+
 def _find_cause(change: StepChange, earliest_ns: int, latest_ns: int) -> Cause | None:
     before, after = change.before_s, change.after_s
     found = [
@@ -168,7 +178,7 @@ def _find_cause(change: StepChange, earliest_ns: int, latest_ns: int) -> Cause |
     whose = f" of rank {process.rank}" if len(change.group.processes) > 1 else ""
     text = thread.describe(whose, len(found) - 1, sum(thread.cores for thread, _ in found))
     waits = "" if is_by_cores else f", for which others wait {format_seconds(thread.held_s)}"
-    return Cause(f"{text}{waits}", _ADVICE.format(thread=thread.name), thread.fix, 0.85, line=thread.line)
+    return Cause(f"{text}{waits}", advise_on_thread(thread), thread.fix, 0.85, line=thread.line)
 
 
 def _holds_long(change: StepChange, thread: ThreadCause, process: Process) -> bool:
