@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ import pytest
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.findings.pace import iteration_shift
 from zerotop.analysis.findings.support import detection
+from zerotop.analysis.findings.support.steps.late_spells import begins_spell
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import ALLOCATOR, BOUNDARY, COUNTED, GPUS, SPANS
 from zerotop_probe.recording.writer import EventWriter
@@ -20,6 +21,10 @@ from zerotop_probe.recording.writer import EventWriter
 _PHASES = ("forward", "backward", "step")
 _CHANGED, _COUNT = 60, 160
 _STEP = (0.03, 0.04, 0.01)
+
+
+Phased = Callable[[int, int], bool]
+"""Whether a rank records the phases of a step."""
 
 
 class Level(NamedTuple):
@@ -36,7 +41,11 @@ WAITS_IN_FORWARD = Level(0.02, (0.13, 0.04, 0.01), busy=100.0)
 WAITS_BETWEEN = Level(0.12, busy=100.0)
 
 
-def write_rank(folder: Path, rank: int, since: Level, line: str, *, device: str) -> None:
+RARE: Phased = lambda rank, step: (step + 7 * rank) % 20 <= 2  # noqa: E731
+OFTEN: Phased = lambda rank, step: step % 4 in ((0,), (2, 3))[rank]  # noqa: E731
+
+
+def write_rank(folder: Path, rank: int, since: Level, line: str, *, device: str, phased: Phased) -> None:
     """Write steps that are usual up to the change, and samples of a line between the phases since then.
 
     Most are counted, and no step has phases on both of the first ranks, as the detector of stragglers needs.
@@ -45,7 +54,7 @@ def write_rank(folder: Path, rank: int, since: Level, line: str, *, device: str)
     for step in range(_COUNT):
         changed = at if step == _CHANGED else changed
         level = since if step >= _CHANGED else USUAL
-        is_counted = step > 20 and (step + 7 * rank) % 20 > 2
+        is_counted = step > 20 and not phased(rank, step)
         at += level.between * noise.normal(1.0, 0.01)
         for phase, length in zip(_PHASES, level.phases, strict=True):
             if phase == "step" or not is_counted:
@@ -74,10 +83,10 @@ def write_rank(folder: Path, rank: int, since: Level, line: str, *, device: str)
     writer.close()
 
 
-def describe(folder: Path, *ranks: tuple[Level, str], device: str = "cuda") -> str:
+def describe(folder: Path, *ranks: tuple[Level, str], device: str = "cuda", phased: Phased = RARE) -> str:
     """Return the sentences about the change of pace; "" if it is not told."""
     for rank, (since, line) in enumerate(ranks):
-        write_rank(folder, rank, since, line, device=device)
+        write_rank(folder, rank, since, line, device=device, phased=phased)
     recording = read_recording(folder)
     runner = detection.Detection(recording, [iteration_shift.detect])
     runner.update()
@@ -96,6 +105,24 @@ def is_named(told: str, rank: int, *, has_line: bool) -> bool:
 def test_a_rank_whose_own_work_takes_longer_is_named(tmp_path: Path, late: int, device: str) -> None:
     ranks = [(LATE, "heapq.merge"), (WAITS_IN_FORWARD, "")]
     assert is_named(describe(tmp_path, *(ranks if late == 0 else ranks[::-1]), device=device), late, has_line=True)
+
+
+def test_a_rank_is_named_where_all_record_many_steps_but_never_the_same_ones(tmp_path: Path) -> None:
+    """No straggler is found then, for which the change of pace would stand aside."""
+    told = describe(tmp_path, (WAITS_IN_FORWARD, ""), (LATE, ""), device="cpu", phased=OFTEN)
+    assert is_named(told, 1, has_line=False)
+
+
+@pytest.mark.parametrize(
+    ("late_s", "iteration_s", "is_told"),
+    [(0.004, 0.008, False), (0.012, 0.020, True), (0.012, 0.040, False), (0.03, 0.1, True), (0.03, 0.3, False)],
+    ids=["too short", "most of a short step", "less of it", "long enough", "a small share"],
+)
+def test_a_delay_counts_by_its_length_and_its_share(late_s: float, iteration_s: float, is_told: bool) -> None:
+    late, iteration = np.full(8, late_s), np.full(8, iteration_s)
+    assert begins_spell(late, iteration) is is_told
+    late[::4] = 0.0  # never five in a row
+    assert not begins_spell(late, iteration)
 
 
 def test_without_samples_the_rank_is_named_alone(tmp_path: Path) -> None:

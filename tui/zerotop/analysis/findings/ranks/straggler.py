@@ -21,10 +21,10 @@ from zerotop.analysis.findings.support.lines.line_findings import is_cause, line
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay, FoundLine, StackLine, await_line, find_line
 from zerotop.analysis.findings.support.links import Kinds, is_simultaneous, waits_for_data
 from zerotop.analysis.findings.support.nccl_figures import NcclWait, find_wait
-from zerotop.analysis.findings.support.steps.late_spells import LateSpell, LateSpells, LateStep
+from zerotop.analysis.findings.support.steps.late_spells import LateSpell, LateSpells, LateStep, find_late
 from zerotop.analysis.findings.support.steps.lost_time import has_cost_little
 from zerotop.analysis.findings.support.steps.onsets import select_from_onset
-from zerotop.analysis.findings.support.thresholds import MORE_STEPS, RECENT_STEPS, STALL_SECONDS, STRAGGLER_SHARE
+from zerotop.analysis.findings.support.thresholds import MORE_STEPS, RECENT_STEPS
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 
@@ -176,7 +176,7 @@ def _measure_lateness(group: Group, indices: Ints) -> tuple[Ints, Floats]:
     """Return the index of the process that the others waited for in each step (-1: none), and the seconds."""
     own = _measure_own(group, indices)
     late = own.max(axis=0) - np.partition(own, -2, axis=0)[-2]
-    is_late = (late >= STALL_SECONDS) & (late >= STRAGGLER_SHARE * _measure_iterations(group, indices))
+    is_late = find_late(late, _measure_iterations(group, indices))
     return np.where(is_late, np.argmax(own, axis=0), -1), late
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 
 import numpy as np
 
@@ -16,17 +17,17 @@ from zerotop.analysis.findings.support.causes.training_causes import (
     check_repeated_training,
     check_training,
 )
-from zerotop.analysis.findings.support.evidence import Process
+from zerotop.analysis.findings.support.evidence import Process, Rows
 from zerotop.analysis.findings.support.lines.known_calls import RECOMPILES
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN
 from zerotop.analysis.findings.support.steps.fp16_warmup import SKIPPED_STEPS, count_skipped_first
+from zerotop.analysis.findings.support.steps.late_spells import begins_spell, find_late
 from zerotop.analysis.findings.support.thresholds import (
     FEW_SHARE,
     HOST_GROWTH_BYTES,
     MOST_SHARE,
     STALL_SECONDS,
     STALL_SHARE,
-    STRAGGLER_SHARE,
 )
 from zerotop.analysis.formatting import Text, format_count, format_seconds
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
@@ -134,24 +135,33 @@ def _check_compiling(change: step_change.StepChange) -> step_change.Cause | None
 
 def _check_late_rank(change: step_change.StepChange) -> step_change.Cause | None:
     """Return the cause that another rank's own work takes longer, and the lead waits for it where ranks synchronize."""
-    known_ns, delays = change.latest_ns, []
-    # If most steps are only counted, ranks may have too few phases of the same steps for the straggler finding.
-    seen = needed = min(SETTLED_STEPS, len(change.after))
+    known_ns, delays, after = change.latest_ns, [], []
     if not all(len(part) for part in change.phased):
         return None
     for process in change.group.processes:
         rows = process.phased_steps_until(known_ns)
-        own = [step_change.compute_own_seconds(rows[step_change.match_steps(rows, part)]) for part in change.phased]
+        parts = [rows[step_change.match_steps(rows, part)] for part in change.phased]
+        own = [step_change.compute_own_seconds(part) for part in parts]
         if min(len(part) for part in own) > 0:
             delays.append((float(np.median(own[1]) - np.median(own[0])), process))
-            seen = min(seen, len(own[1]))
+            after.append(parts[1])
     if len(delays) < 2 or change.added_s <= 0:
         return None
     (others, _), (late, culprit) = sorted(delays, key=lambda delay: delay[0])[-2:]
     if late - others < change.added_s / 2 or culprit is change.process:
         return None
-    is_long = late >= max(STALL_SECONDS, STRAGGLER_SHARE * change.after_s)
-    return build_late_cause(culprit, late)._replace(has_own_finding=is_long and seen >= needed)
+    is_long = bool(find_late(np.array(late), np.array(change.after_s)))
+    return build_late_cause(culprit, late)._replace(has_own_finding=is_long and _begins_spell(change, after))
+
+
+def _begins_spell(change: step_change.StepChange, after: Sequence[Rows]) -> bool:
+    """Whether the straggler finding tells of the rank: the steps after the change that all ranks have recorded show it."""
+    known = reduce(np.intersect1d, [rows["step"] for rows in after])
+    if len(known) < min(SETTLED_STEPS, len(change.after)):
+        return False  # most are only counted
+    steps = [rows[np.isin(rows["step"], known)] for rows in after]
+    own = np.sort([step_change.compute_own_seconds(rows) for rows in steps], axis=0)
+    return begins_spell(own[-1] - own[-2], np.max([rows["iteration_s"] for rows in steps], axis=0))
 
 
 def build_late_cause(culprit: Process, late_s: float, where: str = BETWEEN) -> step_change.Cause:

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from zerotop.analysis.findings.support.causes.causes import build_late_cause
 from zerotop.analysis.findings.support.causes.pace_shift import PaceShift
 from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds
 from zerotop.analysis.findings.support.evidence import Process
 from zerotop.analysis.findings.support.lines.line_findings import is_wait
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, DATA, StackLine, find_line
-from zerotop.analysis.findings.support.thresholds import STALL_SECONDS, STRAGGLER_SHARE
+from zerotop.analysis.findings.support.steps.late_spells import find_late
 from zerotop.analysis.stats.medians import compute_known_median
 
 # A cause with less confidence may be a coincidence, and gives way to a rank that is late.
@@ -52,7 +54,7 @@ def blame_rank(shift: PaceShift, known_ns: int) -> PaceShift:
         return shift
     *others, late = ranks
     late_s = min(late.own_s, shift.added_s)
-    if late_s < max(_MOST * shift.added_s, STALL_SECONDS, STRAGGLER_SHARE * shift.after_s):
+    if late_s < _MOST * shift.added_s or not find_late(np.array(late_s), np.array(shift.after_s)):
         return shift
     where = DATA if late.data_s >= late_s / 2 else BETWEEN
     named = replace(shift, change=change, cause=build_late_cause(late.process, late_s, where))

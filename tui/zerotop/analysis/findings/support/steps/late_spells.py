@@ -8,15 +8,40 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
-from zerotop.analysis.findings.support.thresholds import NEAR_STEPS
+from zerotop.analysis.findings.support.thresholds import (
+    BETWEEN_SECONDS,
+    MOST_SHARE,
+    NEAR_STEPS,
+    STALL_SECONDS,
+    STRAGGLER_SHARE,
+)
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
-from zerotop.recording.samples import Ints
+from zerotop.recording.samples import Floats, Ints
 
 # A delay is another one from this many times, or this part, of the one before on.
 _OTHER_TIMES = 2.0
 # A rank that is late in a smaller share of the last steps is no longer the one that others wait for.
 _LATE_SHARE = 0.25
+# A delay that takes this share of an iteration counts from BETWEEN_SECONDS on, others only from STALL_SECONDS on.
+_HALF = 0.5
+
+
+def find_late(late_s: Floats, iteration_s: Floats) -> NDArray[np.bool_]:
+    """Return which steps show a straggling rank, whose own work takes ``late_s`` longer than that of any other rank."""
+    least_s = np.clip(_HALF * iteration_s, BETWEEN_SECONDS, STALL_SECONDS)
+    is_late: NDArray[np.bool_] = late_s >= np.maximum(least_s, STRAGGLER_SHARE * iteration_s)
+    return is_late
+
+
+def begins_spell(late_s: Floats, iteration_s: Floats) -> bool:
+    """Whether a rank is late in as many steps in a row as begin a spell, or in most, if there are fewer."""
+    is_late = find_late(late_s, iteration_s)
+    if len(is_late) < SETTLED_STEPS:
+        return bool(is_late.mean() > MOST_SHARE)
+    return bool(sliding_window_view(is_late, SETTLED_STEPS).all(axis=1).any())
 
 
 class LateStep(NamedTuple):
