@@ -277,6 +277,23 @@ class Overflow(Event):
     loss_scale_after: float | None  # loss scale of the next one
 
 
+class SkippedUpdates(Event):
+    """Updates in a row, of which a fused optimizer skipped some on the GPU because fp16 gradients overflowed.
+
+    The loss scale is read about once a second, and tells how many. Written if some were skipped, and for the first updates
+    after those of which none was.
+    """
+
+    engine: int | None  # as in the engine event
+    first_step: int  # optimizer step of the first update
+    last_step: int  # and of the last
+    updates: int
+    skipped: int  # at least so many of them were skipped
+    good_last: int  # so many of them, the last ones, were not
+    loss_scale_before: float  # loss scale of the first update
+    loss_scale_after: float  # loss scale after the last
+
+
 class AllocatorPool(Facts):
     """Segments of the allocator."""
 

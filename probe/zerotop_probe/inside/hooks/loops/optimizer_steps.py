@@ -344,6 +344,6 @@ def _note_call(step: StepInProgress, optimizer: Any) -> None:
 def _read_found_inf(optimizer: Any) -> bool | None:
     """Return whether a fused optimizer will skip its update, None if only the GPU knows."""
     found = getattr(optimizer, "found_inf", None)
-    if found is None:
-        return False
+    if found is None:  # some are told by an argument instead
+        return None if getattr(optimizer, "_step_supports_amp_scaling", False) else False
     return bool(found.item()) if found.device.type == "cpu" else None

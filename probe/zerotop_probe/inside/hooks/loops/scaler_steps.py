@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import struct
 import sys
 import weakref
 from typing import Any, NamedTuple
 
 from zerotop_probe.inside.guard import NEVER_COUNTED, now, wrap_method
+from zerotop_probe.inside.hooks.loops.loss_scale import LossScale, ScaleWatch
 from zerotop_probe.inside.hooks.loops.optimizer_steps import OptimizerStepHooks
 from zerotop_probe.inside.hooks.loops.step_in_progress import StepInProgress
 from zerotop_probe.inside.span import Span
@@ -19,57 +18,6 @@ _SCALERS = (
     ("torch.amp.grad_scaler", "GradScaler"),
     ("torch.distributed.fsdp.sharded_grad_scaler", "ShardedGradScaler"),
 )
-
-
-class LossScale:
-    """The loss scale of a ``GradScaler``, computed without reading it: on a GPU a read would wait for the device.
-
-    The rule is PyTorch's, documented for ``update()``: multiply by the backoff factor after a skipped step, by the growth
-    factor after ``growth_interval`` steps in a row that were not skipped. ``value`` is None if it can no longer be known.
-    """
-
-    def __init__(self, scaler: Any, *, is_new: bool) -> None:
-        """``is_new``: the scaler has not been updated yet. Otherwise its scale is unknown until somebody sets it."""
-        self._scaler = scaler
-        self.value: float | None = float(scaler._init_scale) if is_new else None
-        self._streak = int(scaler._init_growth_tracker)
-        # Since the last update: whether a step was skipped, and whether that is unknown of one.
-        self.was_skipped = False
-        self.is_unclear = False
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Follow ``load_state_dict``."""
-        if state:
-            self.value, self._streak = float(state["scale"]), int(state["_growth_tracker"])
-
-    def update(self, new_scale: Any) -> None:
-        """Follow ``update(new_scale)``."""
-        if new_scale is not None:
-            self.value = float(new_scale) if isinstance(new_scale, (int, float)) else None
-        elif self.value is not None:
-            self.value = self._follow_rule(self.value)
-        self.was_skipped = self.is_unclear = False
-
-    def _follow_rule(self, value: float) -> float | None:
-        if self.was_skipped:
-            self._streak = 0
-            return _round(value * self._scaler.get_backoff_factor())
-        if self.is_unclear:
-            return None
-        self._streak += 1
-        if self._streak < self._scaler.get_growth_interval():
-            return value
-        self._streak = 0
-        grown = _round(value * self._scaler.get_growth_factor())
-        return grown if math.isfinite(grown) else value
-
-
-def _round(value: float) -> float:
-    """Return the nearest float32, in which PyTorch keeps the scale."""
-    try:
-        return float(struct.unpack("f", struct.pack("f", value))[0])
-    except OverflowError:
-        return math.inf
 
 
 class _ScaledStep(NamedTuple):
@@ -138,27 +86,37 @@ class ScalerHooks:
         if token.scale is not None:
             token.scale.was_skipped |= bool(skipped)
             token.scale.is_unclear |= step.was_called and step.found_inf is None
+            token.scale.step = self._loop.get_position()[1]
             if skipped:
-                self._overflow = self._loop.get_position()[1], token.scale.value
+                self._overflow = token.scale.step, token.scale.value
         if token.span is None:
             self._steps.finish_counted(step.begin_ns, time_ns, token.optimizer, SKIPPED if skipped else 0)
             return
         self._steps.finish_step(recorder, token.span, token.optimizer, time_ns, SKIPPED if skipped else 0)
 
-    def _begin_update(self, time_ns: int, scaler: Any, args: Any, kwargs: Any) -> tuple[LossScale, Any] | None:
+    def _begin_update(self, time_ns: int, scaler: Any, args: Any, kwargs: Any) -> tuple[LossScale, Any, Any] | None:
         scale = self._scales.get(scaler)
-        return None if scale is None else (scale, kwargs.get("new_scale", args[0] if args else None))
+        return None if scale is None else (scale, scaler, kwargs.get("new_scale", args[0] if args else None))
 
-    def _end_update(self, token: tuple[LossScale, Any], time_ns: int, flags: int, result: Any) -> None:
-        scale, new_scale = token
+    def _end_update(self, token: tuple[LossScale, Any, Any], time_ns: int, flags: int, result: Any) -> None:
+        scale, scaler, new_scale = token
         if flags & FAILED:
             return
-        scale.update(new_scale)
+        if scale.is_unclear and scale.watch is None:
+            scale.watch = ScaleWatch(sys.modules["torch"], self._probe.meter, scale.state)
+        scale.update(scaler, new_scale)
+        if scale.watch is not None and new_scale is None:
+            self._write(time_ns, events.SkippedUpdates, scale.watch.follow_update(time_ns, scaler, scale.step))
         overflow, self._overflow = self._overflow, None
-        if overflow is not None and self._probe.recorder is not None:
+        if overflow is not None:
             step, before = overflow
-            facts = {"engine": self._loop.get_position()[0], "loss_scale_before": before, "loss_scale_after": scale.value}
-            self._probe.recorder.write_event(time_ns, events.Overflow, step=step, **facts)
+            self._write(
+                time_ns, events.Overflow, {"step": step, "loss_scale_before": before, "loss_scale_after": scale.value}
+            )
+
+    def _write(self, time_ns: int, kind: type[events.Event], facts: dict[str, Any] | None) -> None:
+        if facts is not None and self._probe.recorder is not None:
+            self._probe.recorder.write_event(time_ns, kind, engine=self._loop.get_position()[0], **facts)
 
     def _begin_load(self, time_ns: int, scaler: Any, args: Any, kwargs: Any) -> tuple[LossScale, Any] | None:
         scale = self._scales.get(scaler)
