@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,8 @@ from zerotop.analysis.findings.support import Finding, FindingKind, Group, Proce
 from zerotop.analysis.findings.support.evidence import Evidence
 from zerotop.analysis.findings.support.links import Kinds, ended_at_last
 from zerotop.analysis.formatting import join_words
-from zerotop.analysis.hangs.stacks import StackReport, ThreadStack, read_silent_stacks
+from zerotop.analysis.hangs.stacks import SILENT, StackReport, ThreadStack, read_silent_stacks
+from zerotop_probe.recording.events import Stacks
 
 _KIND = FindingKind(
     name="runs_after_error",
@@ -41,16 +42,18 @@ _APART_NS = 10**9
 def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report each rank once its stacks show it at its exit, after the exception that it has printed."""
     for process in window.subject.processes:
-        yield window.find_once(partial(_find, window.recording, window.subject, process), process)
+        fresh = window.items(process.events_of(Stacks), process)
+        yield window.find_once(partial(_find, window.recording, window.subject, process, fresh), process)
 
 
-def _find(recording: Evidence, group: Group, process: Process) -> Finding | None:
-    reports = read_silent_stacks(recording.recording, process.process, process.source.created_ns, recording.cursor_ns)
-    for report in reports:
-        begun = _find_exit(report.training)
-        traceback = _find_traceback(recording, group, process, report.time_ns) if begun else None
-        if begun and traceback is not None:
-            return _build(process, report, traceback, begun)
+def _find(recording: Evidence, group: Group, process: Process, fresh: Iterable[Stacks]) -> Finding | None:
+    for event in fresh:
+        if event.why == SILENT:
+            for report in read_silent_stacks(recording.recording, process.process, event.unix_ns - 1, event.unix_ns):
+                awaited = _find_exit(report.training)
+                traceback = _find_traceback(recording, group, process, report.time_ns) if awaited else None
+                if traceback is not None:
+                    return _build(process, report, traceback, awaited)
     return None
 
 
