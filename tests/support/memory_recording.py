@@ -235,9 +235,10 @@ def record_leak(
     count: tuple[int, float] = (36, 3.2),
     unread: int = 0,
     grows_batches: bool = False,
-    engine: dict[str, Any] | None = None,
+    step_s: float = 1.0,
+    **engine: Any,
 ) -> Recording:
-    """Record steps that leave so many GiB.
+    """Record steps of ``step_s`` that leave so many GiB.
 
     ``count``: the step after which tensors are counted, with the holders of the bytes in no category, and these GiB.
     ``unread``: the last steps after which memory was not read. ``grows_batches``: each has 256 tokens more.
@@ -245,10 +246,10 @@ def record_leak(
     """
     recording, who = PlantedRecording(folder), make_identity(0)
     recording.node_event()
-    recording.write_engine(kind="loop", zero_stage=None, device="cuda:0", **(engine or {}))
+    recording.write_engine(kind="loop", zero_stage=None, device="cuda:0", **engine)
     spans, begins, readings = [], [], []
     for step, size in enumerate(sizes):
-        begin, end = 10 + step, 10.9 + step
+        begin, end = 10 + step * step_s, 10 + (step + 0.9) * step_s
         if grows_batches:
             spans.append(make_span(begin - 0.1, begin - 0.05, "forward", step, tokens=256 * (step + 1)))
         spans.append(make_span(begin, end, "step", step, tables.BOUNDARY))

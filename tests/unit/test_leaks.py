@@ -167,7 +167,7 @@ def test_the_rate_is_that_of_the_steps_that_are_told(rates: list[float], told: l
 def test_an_optimizer_whose_state_grows_holds_the_leak(
     counts: list[tuple[str, int, float]], is_told: bool, tmp_path: Path
 ) -> None:
-    record_leak(tmp_path, held=None, engine={"inner_optimizer": "Shampoo"})
+    record_leak(tmp_path, held=None, inner_optimizer="Shampoo")
     recording = PlantedRecording(tmp_path)
     for when, step, size in counts:
         recording.write_inventory(10.96 + step, when, {"parameters": 4, "optimizer_state": size}, step=step)
@@ -289,3 +289,13 @@ def test_only_a_reserve_that_grows_fills_the_device(more: int, per_step: int | N
     rows["reserved_peak_bytes"] = (9000 + more * rows["step"]) << 20
     growth = GrowthStretch.reserve_growth.fget(SimpleNamespace(rows=rows, held=[0, 1]))  # type: ignore[attr-defined]
     assert (growth and growth.per_step) == (None if per_step is None else per_step << 20)
+
+
+@pytest.mark.parametrize(
+    ("steps", "step_s", "is_told"), [(9, 1.0, False), (11, 1.0, True), (11, 0.1, False), (14, 0.1, True)]
+)
+def test_few_long_steps_show_a_leak(tmp_path: Path, steps: int, step_s: float, is_told: bool) -> None:
+    """After ten steps with level memory, each of so many more leaves 0.2 GiB."""
+    sizes = [4.0] * 10 + [4.2 + 0.2 * step for step in range(steps)]
+    recording = record_leak(tmp_path, held=None, sizes=sizes, count=(8, 1), step_s=step_s)
+    assert ("memory_creep" in [one.name for one in detect_findings(recording, BEGIN_NS + 60 * S)]) is is_told

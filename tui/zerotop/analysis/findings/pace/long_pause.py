@@ -50,7 +50,7 @@ _KIND = FindingKind(
     superseded_by=(
         Kinds(begins_together, "iteration_shift"),
         Kinds(is_one_of_pauses, "data_stall", "repeated_pause"),
-        Kinds(is_simultaneous, "hung_ranks", "steps_unseen"),
+        Kinds(is_simultaneous, "hung_ranks", "steps_unseen", "runs_after_error"),
     ),
 )
 _EVALUATION = _KIND.with_changes(

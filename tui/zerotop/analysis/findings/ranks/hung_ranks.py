@@ -57,7 +57,11 @@ _KIND = FindingKind(
     ),
     advice="Find the line at which {hung} is stuck.",
     fix="py-spy dump --pid {pid}",
-    explained_by=(*TO_GPU_FAULTS, Kinds(is_held_up, "nvml_silent", "dead_rank"), Kinds(awaits_dead_thread, "thread_died")),
+    explained_by=(
+        *TO_GPU_FAULTS,
+        Kinds(is_held_up, "nvml_silent", "dead_rank", "runs_after_error"),
+        Kinds(awaits_dead_thread, "thread_died"),
+    ),
     superseded_by=(
         *(Kinds(is_told_again, "hung_ranks", shares_ranks=shares_ranks) for shares_ranks in (True, False)),
         *(Kinds(was_the_end, "long_end", shares_ranks=shares_ranks) for shares_ranks in (True, False)),

@@ -202,6 +202,11 @@ def was_the_end(effect: Finding, cause: Finding) -> bool:
     return cause.begin_ns <= effect.known_ns <= cause.end_ns
 
 
+def ended_at_last(effect: Finding, cause: Finding) -> bool:
+    """Whether a rank that went on after its exception ended later."""
+    return effect.begin_ns <= cause.end_ns
+
+
 def begins_before(effect: Finding, cause: Finding) -> bool:
     return cause.begin_ns <= effect.begin_ns and (cause.step is None or effect.step is None or cause.step <= effect.step)
 

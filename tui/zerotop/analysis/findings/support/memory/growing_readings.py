@@ -22,6 +22,8 @@ from zerotop.recording.steps.growable_array import GrowingArray
 
 # Rises in a row. A leak grows in every step, or in every tenth, where the loop logs: between two rises memory never falls.
 CREEP_STEPS = 12
+# Where steps take at least so long (s), a job has few of them: so many rises in a row are enough, or steps that they span.
+_LONG_STEP_S, _LONG_STEPS = 0.25, 10
 # In the later half of a rise with level parts, memory grows by at least this share of what the earlier half added: what is
 # allocated once for each new shape of a batch comes ever more rarely.
 _LATER_SHARE = 0.5
@@ -83,9 +85,18 @@ class GrowthStretch(NamedTuple):
     def is_creep(self) -> bool:
         """Whether it has enough rises and bytes, and continues."""
         rises = int(np.count_nonzero(np.diff(self.held)))
-        is_sparse = rises == len(self.rows) and int(self.rows["step"][-1]) - self.before_step >= _SPARSE_SPAN
-        is_enough = rises >= (_EVEN_RISES if is_sparse else CREEP_STEPS)
+        creep_steps, sparse_span = (_LONG_STEPS, _LONG_STEPS) if self._is_of_long_steps else (CREEP_STEPS, _SPARSE_SPAN)
+        is_sparse = rises == len(self.rows) and int(self.rows["step"][-1]) - self.before_step >= sparse_span
+        is_enough = rises >= (_EVEN_RISES if is_sparse else creep_steps)
         return is_enough and self._measure_growth() >= CREEP_BYTES and self.keeps_pace and not self.grows_with_sizes
+
+    @property
+    def _is_of_long_steps(self) -> bool:
+        """Whether the steps are long, and memory was never as high before: what rises and falls is no leak."""
+        if not float(np.nanmedian(self.rows["iteration_s"])) >= _LONG_STEP_S:
+            return False
+        before = MemoryReadings.read(self.process).held[: self.first]
+        return int(self.held[-1]) - int(before.max(initial=0)) >= CREEP_BYTES
 
     def _measure_growth(self) -> int:
         """Return by how many bytes memory grew in all, without one rise that is most of it: that is no leak."""
@@ -298,7 +309,8 @@ class MemoryReadings:
             return
         base, records = rows[new["base"]], indices - new["record_base"]
         is_sparse = (records >= SPARSE_RECORDS) | (self._find_even(first) & (records > _EVEN_RISES))
-        is_long = (indices - new["base"] >= CREEP_STEPS) | (is_sparse & (new["step"] - base["step"] >= _SPARSE_SPAN))
+        # Whether these suffice depends on how long the steps take.
+        is_long = (indices - new["base"] >= _LONG_STEPS) | (is_sparse & (new["step"] - base["step"] >= _LONG_STEPS))
         enough = np.flatnonzero((new["base"] < indices) & is_long & (new["held"] - base["held"] >= CREEP_BYTES))
         for base in np.unique(new["base"][enough]).tolist():
             yield base, (first + enough[new["base"][enough] == base]).tolist()
