@@ -230,7 +230,7 @@ def _build_many(group: Group, run: SkippedRun, known_ns: int, **texts: Any) -> F
     )
 
 
-def _describe_scales(scales: tuple[float, float] | None) -> tuple[dict[str, float | None], dict[str, str]]:
+def _describe_scales(scales: tuple[float, float] | None) -> tuple[dict[str, float | None], dict[str, Any]]:
     """Return evidence and texts about the first and the last loss scale."""
     if scales is None:
         return {}, {}
@@ -267,7 +267,7 @@ def _build(group: Group, kind: FindingKind, rows: Rows) -> Finding:
     evidence: dict[str, float | None] = {"skipped_steps": len(skipped)}
     if kind in (_INFINITE, _ALL_INFINITE):
         return kind.at_steps(group, rows, evidence, dtype=engine.autocast or engine.dtype)
-    texts: dict[str, str] = {}
+    texts: dict[str, Any] = {}
     if scales:
         found, texts = _describe_scales((scales[0], scales[-1]))
         evidence |= found
