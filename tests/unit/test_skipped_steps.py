@@ -89,6 +89,12 @@ def test_all_steps_until_the_scale_is_0(tmp_path: Path) -> None:
     assert (found.step, found.severity.name) == (200, "WARNING")
 
 
+def test_a_scale_that_is_0_before_anybody_has_seen_it_fall(tmp_path: Path) -> None:
+    (found,) = _find_on_gpu(tmp_path, (100, 40, 0, 2.0**-28), (300, 112, 0, 0.0), begin=100)
+    assert found.headline == "fp16's loss scale fell to 0 by step 499: no step trains any more"
+    assert found.details.startswith("152 or more of the steps from 100 on overflowed, while it fell from 4096 to 0.")
+
+
 def test_skipping_that_ends(tmp_path: Path) -> None:
     (found,) = _find_on_gpu(tmp_path, (60, 60, 0, 2.0**-48), (60, 0, 60, 2.0**-48), begin=200)
     assert found.headline == "fp16 skipped 60 or more of the steps 200 to 259: they trained nothing"

@@ -48,7 +48,7 @@ _STUCK = _SKIPPING.with_changes(
 )
 _MANY = _STUCK.with_changes(
     headline="fp16 skipped {skipped_steps:.0f}[ {or_more}] of the steps {step} to {last_step}: they trained nothing",
-    details="Gradients overflowed[, while the loss scale fell from {scale_first} to {scale_now}].[ {at_zero}]",
+    details="Gradients overflowed[, while the loss scale fell from {scale_first} to {scale_now}].",
     advice="Train in bf16, which needs no loss scale.",
     fix=_SKIPPING.fix,
     lost_once="wasted_s",
@@ -59,6 +59,13 @@ _HELPLESS = _MANY.with_changes(
         " these steps."
     ),
     fix=_STUCK.fix,
+)
+_ZERO = _HELPLESS.with_changes(
+    headline="fp16's loss scale fell to 0 by step {last_step}: no step trains any more",
+    details=(
+        "{skipped_steps:.0f}[ {or_more}] of the steps from {step} on overflowed, while it fell from {scale_first} to 0. With"
+        " it, the gradients are 0 or NaN."
+    ),
 )
 _AFTER = "after steps that did not"
 _AT_ZERO = "The loss scale is 0 now, with which no step trains anything."
@@ -219,13 +226,14 @@ def _build_many(group: Group, run: SkippedRun, known_ns: int, **texts: Any) -> F
     scales = run.scales
     is_helpless = scales is not None and scales[0] >= _HELPLESS_FALL * scales[1]
     evidence, values = _describe_scales(scales if scales is not None and scales[1] < scales[0] else None)
-    texts |= {**values, **({"at_zero": _AT_ZERO} if run.is_scale_zero else {})}
-    return (_HELPLESS if is_helpless else _MANY).at_steps(
+    kind = _ZERO if run.is_scale_zero else _HELPLESS if is_helpless else _MANY
+    return kind.at_steps(
         group,
         _select_steps(group.lead.steps, run),
         {**_measure_wasted(group, run), **evidence},
         known_ns=known_ns,
         last_step=run.last_step,
+        **values,
         **texts,
     )
 
