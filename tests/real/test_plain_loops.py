@@ -288,3 +288,19 @@ def test_the_trainer_without_deepspeed(tmp_path: Path) -> None:
         assert (engine["library"], engine["micro_batch"], engine["train_batch"]) == ("Trainer", 2, 8)
         assert [event["steps"] for event in rank.find_events("total_steps")] == [4]
     assert total == counted.by_rank[0]["tokens_of_all_ranks"] > 0
+
+
+def test_updates_that_a_fused_optimizer_skips(tmp_path: Path) -> None:
+    infinite = [*range(4), *range(100, 180, 4)]
+    run = run_loop("fused_scaler", tmp_path, "300", *map(str, infinite), launcher="python", ranks=1)
+    rank, own = run.read_rank(0)
+    found = rank.find_events("skipped_updates")
+    assert sum(event["skipped"] for event in found) == own["skipped"] == len(infinite)
+    assert [event for event in found if event["skipped"]][-1]["loss_scale_after"] == own["loss_scale"]
+    for event in found:
+        steps = range(event["first_step"], event["last_step"] + 1)
+        assert len(steps) == event["updates"]
+        assert event["skipped"] == sum(step in infinite for step in steps)
+        assert event["skipped"] == 0 or event["last_step"] - event["good_last"] in infinite
+    assert not rank.find_events("probe_error")
+    assert not rank.find_events("overflow")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -132,7 +133,7 @@ class _Scaler:
     _init_scale, _init_growth_tracker = 4096.0, 0
 
     def __init__(self) -> None:
-        self._scale, self._growth_tracker = _OnGpu(4096.0), _OnGpu(0)
+        self.set_state(4096.0, 0)
 
     def get_backoff_factor(self) -> float:
         return 0.5
@@ -143,8 +144,8 @@ class _Scaler:
     def get_growth_interval(self) -> int:
         return 2000
 
-    def set_state(self, scale: float, streak: int) -> None:
-        self._scale, self._growth_tracker = _OnGpu(scale), _OnGpu(streak)
+    def set_state(self, scale: float, streak: int, make: Callable[[float], Any] = _OnGpu) -> None:
+        self._scale, self._growth_tracker = make(scale), make(streak)
 
 
 def _run(watch: ScaleWatch, scaler: Any, steps: range) -> list[dict[str, Any]]:
@@ -171,6 +172,14 @@ def test_a_reading_is_used_when_the_gpu_has_finished_it() -> None:
     assert (facts["loss_scale_before"], facts["loss_scale_after"]) == (4096.0, 1024.0)
 
 
+def test_a_scale_that_stays_0_tells_no_more() -> None:
+    scaler = _Scaler()
+    watch = ScaleWatch(torch, CostMeter(), ScaleState(2.0**-137, 0))
+    scaler.set_state(0.0, 0, torch.tensor)  # on the CPU a copy is finished at once
+    (facts,) = _run(watch, scaler, range(40))
+    assert (facts["updates"], facts["skipped"], facts["loss_scale_after"]) == (5, 3, 0.0)
+
+
 def test_nothing_is_read_while_a_graph_is_captured() -> None:
     scaler, torch_ = _Scaler(), _Torch()
     watch = ScaleWatch(torch_, CostMeter(), ScaleState(4096.0, 0))
@@ -183,8 +192,7 @@ def test_nothing_is_read_while_a_graph_is_captured() -> None:
 
 
 def test_an_error_of_the_readings_reaches_nobody() -> None:
-    meter, scaler = CostMeter(), _Scaler()
-    del scaler._growth_tracker
+    meter, scaler = CostMeter(), object()  # of a PyTorch that keeps its scale elsewhere
     watch = ScaleWatch(_Torch(), meter, ScaleState(4096.0, 0))
     assert not _run(watch, scaler, range(20))
     assert meter.errors == 1

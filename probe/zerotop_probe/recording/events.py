@@ -287,7 +287,7 @@ class SkippedUpdates(Event):
     engine: int | None  # as in the engine event
     first_step: int  # optimizer step of the first update
     last_step: int  # and of the last
-    updates: int
+    updates: int  # how many there were
     skipped: int  # at least so many of them were skipped
     good_last: int  # so many of them, the last ones, were not
     loss_scale_before: float  # loss scale of the first update

@@ -157,14 +157,15 @@ def _compute_seconds(
 ) -> tuple[float, tuple[int, int]]:
     """Return the seconds, and the begin and end of the time in which they were spent."""
     name, begin_ns = finding.name, finding.begin_ns
-    if name in _SKIPPED:
+    lost_once = finding.kind.lost_once if finding.kind is not None else ""
+    if name in _SKIPPED and not lost_once:
         skipped = steps[steps["skipped"]]
         return float(np.nansum(skipped["iteration_s"] * skipped["steps"])), _find_extent(skipped)
     if name == "hung_ranks":
         waited = _select_hung_step(finding, steps)
         seconds = float(waited["iteration_s"].max()) if len(waited) else (end_ns - begin_ns) / 1e9
-    elif finding.kind is not None and finding.kind.lost_once:
-        seconds = finding.evidence.get(finding.kind.lost_once, 0.0)
+    elif lost_once:
+        seconds = finding.evidence.get(lost_once, 0.0)
     elif name in GROWING:  # its cost is what it puts at risk
         seconds = 0.0
     else:

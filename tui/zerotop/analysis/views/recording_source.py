@@ -32,7 +32,7 @@ from zerotop.recording.reader import Recording
 from zerotop.recording.samples import Rows
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop.recording.steps.step_table import RankSteps, StepTable
-from zerotop_probe.recording.events import Attached, JobEnded, TotalSteps
+from zerotop_probe.recording.events import Attached, JobEnded, SkippedUpdates, TotalSteps
 
 # Iterations that a rate is taken over.
 _RATE_STEPS = 10
@@ -297,12 +297,18 @@ class RecordingSource:
         return Progress(
             step=step,
             total_steps=total,
-            skipped_steps=int(rows["steps"][rows["skipped"]].sum()),
+            skipped_steps=int(rows["steps"][rows["skipped"]].sum()) + self._count_skipped_on_gpu(cursor),
             iteration_s=seconds,
             tokens_per_s=measure_token_rate(rows[near], counts[near], None if is_over else recent),
             eta_s=math.nan if is_over else left * seconds,
             elapsed_s=max(0.0, ((ended[-1].unix_ns if ended else cursor) - self.begin_ns) / 1e9),
         )
+
+    def _count_skipped_on_gpu(self, cursor: int) -> int:
+        """Return how many steps fused optimizers are known to have skipped, on the lowest rank that reports it."""
+        found = self.recording.events_of(SkippedUpdates, cursor)
+        lowest = min((event.writer.rank for event in found), default=0)
+        return sum(event.skipped for event in found if event.writer.rank == lowest)
 
 
 def _shorten_command(command: Iterable[Any]) -> tuple[str, ...]:

@@ -204,6 +204,8 @@ class ScaleWatch:
         skipped = count_skipped(before, after, stretch.updates, read_rule(scaler)) if before is not None else None
         if before is None or skipped is None or not (skipped or self._was_skipping):
             return None
+        if before.scale == after.scale == 0:
+            return None  # it stays 0, and tells no more
         self._was_skipping = skipped > 0
         return {
             "first_step": stretch.first_step,

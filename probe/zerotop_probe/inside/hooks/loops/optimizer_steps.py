@@ -338,10 +338,10 @@ def _note_call(step: StepInProgress, optimizer: Any) -> None:
         step.depth += 1
         step.was_called = True
         if step.is_scaled:
-            step.found_inf = _read_found_inf(optimizer)
+            step.found_inf = read_found_inf(optimizer)
 
 
-def _read_found_inf(optimizer: Any) -> bool | None:
+def read_found_inf(optimizer: Any) -> bool | None:
     """Return whether a fused optimizer will skip its update, None if only the GPU knows."""
     found = getattr(optimizer, "found_inf", None)
     if found is None:  # some are told by an argument instead

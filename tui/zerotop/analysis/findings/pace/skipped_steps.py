@@ -1,7 +1,8 @@
 """fp16 skips steps until the loss scale fits; time and memory change when skipping ends.
 
-Three findings: nothing has been updated yet; the changes when skipping ended; and all later steps are skipped, which no loss
-scale explains. Without a loss scale DeepSpeed skips a step whose gradients are not finite: the first one is a finding.
+Four findings: nothing has been updated yet; the changes when skipping ended; all later steps are skipped, which no loss
+scale explains; and many of them are. Of steps that a fused optimizer skips on the GPU only the number is known. Without a
+loss scale DeepSpeed skips a step whose gradients are not finite: the first one is a finding.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from zerotop.analysis.engine import LOOP
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.steps import fp16_warmup
 from zerotop.analysis.findings.support.steps.runs import find_first_run
+from zerotop.analysis.findings.support.steps.skipped_runs import SkippedRun, SkippedRuns, SkippedStretch, read_stretch
 from zerotop.analysis.findings.support.thresholds import JUMP_BYTES
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.recording.samples import Rows
+from zerotop_probe.recording.events import SkippedUpdates
 
 _SKIPPING = FindingKind(
     name="steps_skipped",
@@ -35,14 +38,37 @@ _SKIPPING = FindingKind(
 )
 _STUCK = _SKIPPING.with_changes(
     severity=Severity.WARNING,
-    headline="fp16 has skipped all steps since step {step}: nothing is trained any more",
+    headline="fp16 has skipped all steps since step {since}: nothing is trained any more",
     details=(
         "{skipped_steps:count step} in a row overflowed[, while the loss scale fell from {scale_first} to"
-        " {scale_now}], after steps that did not."
+        " {scale_now}][, {after}].[ {at_zero}]"
     ),
     advice="A loss or gradient is infinite or NaN, which no loss scale cures: look for it in the first of these steps.",
     fix="torch.autograd.set_detect_anomaly(True)",
 )
+_MANY = _STUCK.with_changes(
+    headline="fp16 skipped {skipped_steps:.0f}[ {or_more}] of the steps {step} to {last_step}: they trained nothing",
+    details="Gradients overflowed[, while the loss scale fell from {scale_first} to {scale_now}].",
+    advice="Train in bf16, which needs no loss scale.",
+    fix=_SKIPPING.fix,
+    lost_once="wasted_s",
+)
+_HELPLESS = _MANY.with_changes(
+    advice=(
+        "A smaller loss scale did not help: in some batches the loss or a gradient is infinite or NaN. Look for it in one of"
+        " these steps."
+    ),
+    fix=_STUCK.fix,
+)
+_ZERO = _HELPLESS.with_changes(
+    headline="fp16's loss scale fell to 0 by step {last_step}: no step trains any more",
+    details=(
+        "{skipped_steps:.0f}[ {or_more}] of the steps from {step} on overflowed, while it fell from {scale_first} to 0. With"
+        " it, the gradients are 0 or NaN."
+    ),
+)
+_AFTER = "after steps that did not"
+_AT_ZERO = "The loss scale is 0 now, with which no step trains anything."
 _LOOK = (
     "Look at the batch of this step, and for a division by zero or a logarithm of zero in the loss: anomaly detection names"
     " the operation."
@@ -81,6 +107,7 @@ REAL_STEPS = 2
 _SEARCH_STEPS = 1000
 # A loss scale that grew makes one or a few steps overflow, as the first one does. This many divide it by a thousand.
 _STUCK_STEPS = 10
+_HELPLESS_FALL = 2.0**_STUCK_STEPS
 # A finding follows its count of skipped steps: it is told again after each, and of many after this part more.
 _MORE = 32
 
@@ -94,6 +121,8 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
         yield from _follow(window, _ALL_INFINITE, _find_run(window, 0), _STUCK_STEPS)
         return
     yield from _follow(window, _STUCK, _find_run(window, skipped + 1), _STUCK_STEPS)
+    yield from _find_many(window, skipped)
+    yield from _find_on_gpu(window)
     if skipped < fp16_warmup.SKIPPED_STEPS or int(steps["step"][0]) != 0:
         return
     yield from _follow(window, _SKIPPING, 0, fp16_warmup.SKIPPED_STEPS, real=REAL_STEPS)
@@ -121,6 +150,101 @@ def _find_run(window: SearchWindow[Group], begin: int) -> int | None:
         return fresh.start + first if first is not None and fresh.start + first >= begin else None
 
     return window.find_once(find, _STUCK)
+
+
+def _find_many(window: SearchWindow[Group], begin: int) -> Iterator[Finding | None]:
+    """Yield the findings about many skipped steps from a step on, among others that were not."""
+    lead, runs = window.subject.lead, window.keep(SkippedRuns, _MANY)
+    fresh = window.steps(lead.steps, of=_MANY)
+    rows = lead.steps[max(begin, fresh.start) : fresh.stop]
+    for row in rows[rows["skipped"]]:
+        run = runs.add(SkippedStretch(int(row["step"]), int(row["step"]), 1, 1, None))
+        if run is None or run.all_skipped >= _STUCK_STEPS:
+            continue
+        if window.has_grown(run.skipped, _STUCK_STEPS, 1 / _MORE, (_MANY, run.first_step)):
+            those = _select_steps(lead.steps, run)
+            scales = fp16_warmup.read_loss_scales(lead, those[those["skipped"]])
+            run.scales = (scales[0], scales[-1]) if scales else None
+            yield _build_many(window.subject, run, int(row["end_unix_ns"]))
+
+
+def _find_on_gpu(window: SearchWindow[Group]) -> Iterator[Finding | None]:
+    """Yield the findings about steps that a fused optimizer skipped: what is known of them comes later than they do."""
+    group, runs = window.subject, window.keep(SkippedRuns, SkippedUpdates)
+    for event in window.items(group.lead.events_of(SkippedUpdates)):
+        run = runs.add(read_stretch(event))
+        if run is None or not len(_select_steps(group.lead.steps, run)):
+            continue
+        is_stuck = run.all_skipped >= _STUCK_STEPS
+        is_at_start = run.first_step == 0 == int(group.lead.steps["step"][0])
+        state = run.first_step, is_stuck, run.is_scale_zero
+        if is_at_start and (run.scales is None or run.scales[1] >= 1):
+            if window.has_grown(run.skipped, fp16_warmup.SKIPPED_STEPS, 1 / _MORE, state):
+                yield _build_at_start(group, run, event.unix_ns)
+        elif window.has_grown(run.skipped, _STUCK_STEPS, 1 / _MORE, state):
+            yield (_build_stuck if is_stuck else _build_many)(group, run, event.unix_ns, or_more="or more")
+
+
+def _select_steps(steps: Rows, run: SkippedRun) -> Rows:
+    first, last = np.searchsorted(steps["step"], [run.first_step, run.last_step + 1])
+    selected: Rows = steps[int(first) : int(last)]
+    return selected
+
+
+def _measure_wasted(group: Group, run: SkippedRun) -> dict[str, float | None]:
+    """Return the skipped steps, and the time that they took."""
+    iteration_s = compute_known_median(_select_steps(group.lead.steps, run)["iteration_s"])
+    evidence = {"skipped_steps": float(run.skipped), "last_step": float(run.last_step)}
+    return {**evidence, "wasted_s": None if np.isnan(iteration_s) else run.skipped * iteration_s}
+
+
+def _build_at_start(group: Group, run: SkippedRun, known_ns: int) -> Finding:
+    count = run.last_step + 1
+    evidence, texts = _describe_scales(run.scales)
+    return _SKIPPING.with_changes(lost_once="wasted_s").at_steps(
+        group,
+        _select_steps(group.lead.steps, run),
+        {**_measure_wasted(group, run), **evidence},
+        known_ns=known_ns,
+        first_steps=count,
+        skipped_of=run.skipped if run.skipped < count else None,
+        **texts,
+    )
+
+
+def _build_stuck(group: Group, run: SkippedRun, known_ns: int, **texts: Any) -> Finding:
+    evidence, scales = _describe_scales(run.all_scales)
+    evidence |= {**_measure_wasted(group, run), "skipped_steps": float(run.all_skipped)}
+    after = _AFTER if run.all_since > int(group.lead.steps["step"][0]) else None
+    texts |= {**scales, **({"at_zero": _AT_ZERO} if run.is_scale_zero else {})}
+    rows = _select_steps(group.lead.steps, run)
+    kind = _STUCK.with_changes(lost_once="wasted_s")
+    return kind.at_steps(group, rows, evidence, known_ns=known_ns, since=run.all_since, after=after, **texts)
+
+
+def _build_many(group: Group, run: SkippedRun, known_ns: int, **texts: Any) -> Finding:
+    scales = run.scales
+    is_helpless = scales is not None and scales[0] >= _HELPLESS_FALL * scales[1]
+    evidence, values = _describe_scales(scales if scales is not None and scales[1] < scales[0] else None)
+    kind = _ZERO if run.is_scale_zero else _HELPLESS if is_helpless else _MANY
+    return kind.at_steps(
+        group,
+        _select_steps(group.lead.steps, run),
+        {**_measure_wasted(group, run), **evidence},
+        known_ns=known_ns,
+        last_step=run.last_step,
+        **values,
+        **texts,
+    )
+
+
+def _describe_scales(scales: tuple[float, float] | None) -> tuple[dict[str, float | None], dict[str, Any]]:
+    """Return evidence and texts about the first and the last loss scale."""
+    if scales is None:
+        return {}, {}
+    first, now = scales
+    texts = {"scale_first": _format_scale(first), "scale_now": _format_scale(now)}
+    return {"loss_scale_first": first, "loss_scale_now": now}, texts
 
 
 def _follow(
@@ -153,10 +277,10 @@ def _build(group: Group, kind: FindingKind, rows: Rows) -> Finding:
         return kind.at_steps(group, rows, evidence, dtype=engine.autocast or engine.dtype)
     texts: dict[str, Any] = {}
     if scales:
-        evidence |= {"loss_scale_first": scales[0], "loss_scale_now": scales[-1]}
-        texts = {"scale_first": _format_scale(scales[0]), "scale_now": _format_scale(scales[-1])}
+        found, texts = _describe_scales((scales[0], scales[-1]))
+        evidence |= found
     if kind is _STUCK:
-        return kind.at_steps(group, rows, evidence, **texts)
+        return kind.at_steps(group, rows, evidence, since=int(rows["step"][0]), after=_AFTER, **texts)
     evidence["expected_state_bytes"] = fp16_warmup.estimate_state_bytes(engine) or None
     is_first = len(skipped) == len(rows)  # no step was real before
     return _with_advice(kind, engine.config, None).at_steps(
@@ -172,7 +296,7 @@ def _build(group: Group, kind: FindingKind, rows: Rows) -> Finding:
 
 
 def _format_scale(scale: float) -> str:
-    return f"{scale:.0f}" if scale >= 1 else f"{scale:.2g}"
+    return f"{scale:.0f}" if scale >= 1 or not scale else f"{scale:.2g}"
 
 
 def _with_advice(kind: FindingKind, config: object, fitting: float | None) -> FindingKind:
