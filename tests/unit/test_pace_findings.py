@@ -241,7 +241,7 @@ def test_a_far_level_is_told_again_as_more_of_its_steps_end(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("later_s", "until"), [(0.14, None), (0.065, 99)], ids=["still longer", "almost as before"])
 def test_a_slowdown_whose_first_steps_are_the_longest_goes_on(later_s: float, until: int | None, tmp_path: Path) -> None:
-    """As while files that each step reads come into the cache: the level after them is no end, if it is far from the first."""
+    """As while files that each step reads come into the cache: a level far from that before is no end."""
     write_steps(tmp_path, vary([0.05] * 80 + [0.3] * 20 + [later_s] * 200))
     whole, *others = (find_changes(tmp_path, piece) for piece in (WHOLE, 3, 50))
     assert all(found == whole for found in others)
