@@ -153,6 +153,16 @@ def test_a_drift_names_a_change_that_is_made_again_and_again(
     assert ("Remove the hook" in drifts[-1].advice) is (told and "hooks" in names)
 
 
+@pytest.mark.parametrize(("most_s", "told"), [(0.048, True), (0.036, False)], ids=["far enough", "as noise may"])
+def test_a_drift_without_phases_is_told_once_it_has_risen_far_enough(most_s: float, told: bool, tmp_path: Path) -> None:
+    """Its first blocks rise by less than iterations without recorded phases may wander."""
+    write_steps(tmp_path, vary([0.02] * 150 + np.linspace(0.02, most_s, 250).tolist()), counted_from=20)
+    whole, *others = (find_changes(tmp_path, piece) for piece in (WHOLE, 3, 50))
+    assert [finding.name for finding in whole] == ["iteration_drift"] * told
+    assert all(140 <= (finding.step or 0) <= 160 for finding in whole)
+    assert all(found == whole for found in others)
+
+
 def test_a_drift_by_larger_batches_begins_with_them(tmp_path: Path) -> None:
     """Steps vary too much for a change of level: which step is the first is seen from the batches of the other rank."""
     seconds = [0.1, 0.18] * 15 + [0.23 + 0.02 * (step % 5) + 0.001 * step for step in range(80)]
