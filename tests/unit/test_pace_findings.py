@@ -125,26 +125,31 @@ def test_a_drift_begins_where_iterations_begin_to_take_longer(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("names", "at", "told"),
+    ("names", "at", "seen", "told"),
     [
-        (("hooks",), range(44, 144, 10), True),
-        (("trained_parameters", "parameters"), range(44, 144, 10), True),
-        (("hooks",), range(44, 56, 3), False),
-        (("hooks",), (60, 130), False),
+        (("hooks",), range(44, 144, 10), 0, True),
+        (("trained_parameters", "parameters"), range(44, 144, 10), 0, True),
+        (("hooks",), range(44, 56, 3), 0, False),
+        (("hooks",), (60, 130), 0, False),
+        (("hooks",), (44, 50, 56), 0, False),
+        (("hooks",), (44, 50, 56), 20, True),
     ],
 )
 def test_a_drift_names_a_change_that_is_made_again_and_again(
-    tmp_path: Path, names: tuple[str, ...], at: Sequence[int], told: bool
+    tmp_path: Path, names: tuple[str, ...], at: Sequence[int], seen: int, told: bool
 ) -> None:
-    """And not one that ceased long before the iterations did to become longer."""
+    """And not one that ceased long before the iterations did to become longer.
+
+    ``seen``: so many steps later; of several changes up to then, the time of the first one is known.
+    """
     seconds = vary([0.1] * 44 + [0.1 + 0.001 * step for step in range(100)])
     end, ends = write_steps(tmp_path, seconds), np.cumsum(seconds)
     writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
     for number, step in enumerate(at):
-        moment = int(ends[step] * S)
+        moment, look = int(ends[step] * S), int(ends[step + seen] * S)
         facts = {"changed_ns": moment, "file": "train.py", "line": 63, "function": "<module>"}
         changes = [{"name": name, "before": f"{5 + number}", "after": f"{6 + number}", **facts} for name in names]
-        writer.write(moment, events.TrainingChanged, step=step, last_step=step - 1, begin_ns=moment - 1, changes=changes)
+        writer.write(look, events.TrainingChanged, step=step, last_step=step - 1, begin_ns=moment - 1, changes=changes)
     writer.write(int(end * S), events.Goodbye)
     writer.close()
     drifts = [finding for finding in find_changes(tmp_path, WHOLE) if finding.name == "iteration_drift"]

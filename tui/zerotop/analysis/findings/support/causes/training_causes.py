@@ -126,7 +126,8 @@ def check_repeated_training(change: StepChange) -> Cause | None:
         if one.effect_on_time * change.added_s > 0:
             by_place.setdefault((one.name, one.line), []).append(one)
     for same in by_place.values():
-        if len(same) >= _REPEATED and same[-1].begin_ns - same[0].end_ns >= (end_ns - begin_ns) / 2:
+        # Of several between two looks, the time of the first one is known.
+        if len(same) >= _REPEATED and same[-1].known_ns - same[0].end_ns >= (end_ns - begin_ns) / 2:
             return Cause(describe_repeated(same), *_advise(change, same[0], change.added_s), 0.95)
     return None
 
