@@ -148,3 +148,23 @@ def test_a_change_of_iterations_that_vary_costs_their_mean() -> None:
     shift = Finding("iteration_shift", 0, 1, 1, 0, (0,), Severity.WARNING, 0.9, "", evidence=times, cost=0.2)
     (cost,) = rank_findings([shift], steps, int(steps["end_unix_ns"][-1]))
     assert cost.seconds == pytest.approx(float(np.delete(steps["iteration_s"] - 0.04, 7).sum()), rel=0.03)
+
+
+@pytest.mark.parametrize(("until", "lost_s"), [(219.0, 2.6), (None, 1.0)], ids=["has ended", "goes on"])
+def test_a_slowdown_goes_on_to_cost_after_one_within_it(until: float | None, lost_s: float) -> None:
+    """From 10 to 20 ms in step 100, and to 40 ms in step 200, for 20 steps or for good."""
+    steps = np.zeros(380, STEP_DTYPE)
+    steps["steps"], steps["step"], steps["iteration_s"] = 1, np.arange(380), 0.01
+    steps["iteration_s"][100:] = 0.02
+    steps["iteration_s"][200 : 380 if until is None else 220] = 0.04
+    steps["end_unix_ns"] = (np.cumsum(steps["iteration_s"]) * 1e9).astype(np.int64)
+    steps["begin_unix_ns"][1:] = steps["end_unix_ns"][:-1]
+    changes = [(100, {"before_s": 0.01, "after_s": 0.02}), (200, {"before_s": 0.02, "after_s": 0.04})]
+    changes[1][1].update({"until_step": until} if until is not None else {})
+    shifts = [
+        Finding("iteration_shift", begin, begin, begin, step, (0,), Severity.WARNING, 0.9, "", evidence=times, cost=0.5)
+        for step, times in changes
+        for begin in [int(steps["begin_unix_ns"][step])]
+    ]
+    costs = {cost.finding.step: cost.seconds for cost in rank_findings(shifts, steps, int(steps["end_unix_ns"][-1]))}
+    assert costs[100] == pytest.approx(lost_s, rel=0.03)

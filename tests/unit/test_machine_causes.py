@@ -317,6 +317,14 @@ def test_workers_need_no_core_if_the_loading_waits(
     assert ("computes for at most" in stall.details) == (computed < 0.5)
 
 
+def test_a_loader_without_workers_is_compared_with_the_one_before(tmp_path: Path) -> None:
+    planted = Planted("cpu-stall", tmp_path)
+    planted.add_columns("processes", loader_workers=(3, 0))
+    (stall,) = planted.find_named("data_stall")
+    assert stall.details.endswith("; it has no loader worker any more, and had 3 before.")
+    assert (stall.advice, stall.fix) == ("Give this loader the workers that the one before it had.", "num_workers=3")
+
+
 WORKER = [
     ("libc.so.6", 0, "flock", False),
     ("index.py", 9, "Items.lookup", True),

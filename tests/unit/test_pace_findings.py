@@ -125,32 +125,47 @@ def test_a_drift_begins_where_iterations_begin_to_take_longer(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("names", "at", "told"),
+    ("names", "at", "seen", "told"),
     [
-        (("hooks",), range(44, 144, 10), True),
-        (("trained_parameters", "parameters"), range(44, 144, 10), True),
-        (("hooks",), range(44, 56, 3), False),
-        (("hooks",), (60, 130), False),
+        (("hooks",), range(44, 144, 10), 0, True),
+        (("trained_parameters", "parameters"), range(44, 144, 10), 0, True),
+        (("hooks",), range(44, 56, 3), 0, False),
+        (("hooks",), (60, 130), 0, False),
+        (("hooks",), (44, 50, 56), 0, False),
+        (("hooks",), (44, 50, 56), 20, True),
     ],
 )
 def test_a_drift_names_a_change_that_is_made_again_and_again(
-    tmp_path: Path, names: tuple[str, ...], at: Sequence[int], told: bool
+    tmp_path: Path, names: tuple[str, ...], at: Sequence[int], seen: int, told: bool
 ) -> None:
-    """And not one that ceased long before the iterations did to become longer."""
+    """And not one that ceased long before the iterations did to become longer.
+
+    ``seen``: so many steps later; of several changes up to then, the time of the first one is known.
+    """
     seconds = vary([0.1] * 44 + [0.1 + 0.001 * step for step in range(100)])
     end, ends = write_steps(tmp_path, seconds), np.cumsum(seconds)
     writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
     for number, step in enumerate(at):
-        moment = int(ends[step] * S)
+        moment, look = int(ends[step] * S), int(ends[step + seen] * S)
         facts = {"changed_ns": moment, "file": "train.py", "line": 63, "function": "<module>"}
         changes = [{"name": name, "before": f"{5 + number}", "after": f"{6 + number}", **facts} for name in names]
-        writer.write(moment, events.TrainingChanged, step=step, last_step=step - 1, begin_ns=moment - 1, changes=changes)
+        writer.write(look, events.TrainingChanged, step=step, last_step=step - 1, begin_ns=moment - 1, changes=changes)
     writer.write(int(end * S), events.Goodbye)
     writer.close()
     drifts = [finding for finding in find_changes(tmp_path, WHOLE) if finding.name == "iteration_drift"]
     assert drifts
     assert ("more steps (train.py:63)" in drifts[-1].details, "no other change" in drifts[-1].details) == (told, not told)
     assert ("Remove the hook" in drifts[-1].advice) is (told and "hooks" in names)
+
+
+@pytest.mark.parametrize(("most_s", "told"), [(0.048, True), (0.036, False)], ids=["far enough", "as noise may"])
+def test_a_drift_without_phases_is_told_once_it_has_risen_far_enough(most_s: float, told: bool, tmp_path: Path) -> None:
+    """Its first blocks rise by less than iterations without recorded phases may wander."""
+    write_steps(tmp_path, vary([0.02] * 150 + np.linspace(0.02, most_s, 250).tolist()), counted_from=20)
+    whole, *others = (find_changes(tmp_path, piece) for piece in (WHOLE, 3, 50))
+    assert [finding.name for finding in whole] == ["iteration_drift"] * told
+    assert all(140 <= (finding.step or 0) <= 160 for finding in whole)
+    assert all(found == whole for found in others)
 
 
 def test_a_drift_by_larger_batches_begins_with_them(tmp_path: Path) -> None:
@@ -237,6 +252,15 @@ def test_a_far_level_is_told_again_as_more_of_its_steps_end(tmp_path: Path) -> N
     (shift,) = whole
     assert (shift.step, shift.evidence["after_s"]) == (40, pytest.approx(4.2, rel=0.02))
     assert all(found == whole for found in others)
+
+
+@pytest.mark.parametrize(("later_s", "until"), [(0.14, None), (0.065, 99)], ids=["still longer", "almost as before"])
+def test_a_slowdown_whose_first_steps_are_the_longest_goes_on(later_s: float, until: int | None, tmp_path: Path) -> None:
+    """As while files that each step reads come into the cache: a level far from that before is no end."""
+    write_steps(tmp_path, vary([0.05] * 80 + [0.3] * 20 + [later_s] * 200))
+    whole, *others = (find_changes(tmp_path, piece) for piece in (WHOLE, 3, 50))
+    assert all(found == whole for found in others)
+    assert [(one.step, one.evidence.get("until_step")) for one in whole][:1] == [(80, until)]
 
 
 def test_two_far_steps_that_stay_alone_have_an_end(tmp_path: Path) -> None:

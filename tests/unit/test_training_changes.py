@@ -381,11 +381,30 @@ def test_a_change_of_the_training_explains_time_and_memory() -> None:
     assert (cause.finding, cause.advice) == ("memory_step", "")
 
 
-def test_a_change_that_makes_steps_cheaper_explains_no_slowdown(tmp_path: Path) -> None:
-    planted = record_pace(tmp_path, 0.5, 1.0)
-    recording = write_change(planted, 27.1, {"name": "dtypes", "before": "9 float32", "after": "9 bfloat16"})
+@pytest.mark.parametrize(
+    ("name", "before", "after", "text"),
+    [("dtypes", "9 float32", "9 bfloat16", "bfloat16"), ("module.training", "9", "0", "evaluation mode")],
+)
+def test_a_change_that_makes_steps_cheaper_explains_no_slowdown(
+    name: str, before: str, after: str, text: str, tmp_path: Path
+) -> None:
+    recording = write_change(record_pace(tmp_path, 0.5, 1.0), 27.1, {"name": name, "before": before, "after": after})
     (finding,) = find_named(recording, "iteration_shift")
-    assert "bfloat16" not in finding.details
+    assert text not in finding.details
+
+
+@pytest.mark.parametrize(
+    ("after_s", "since_s", "is_named"),
+    [(0.6, 3.0, True), (0.6, 20.0, False), (1.0, 40.0, True)],
+    ids=["between near looks", "between far looks", "a large change between far looks"],
+)
+def test_a_small_change_of_pace_is_no_proof_of_a_setting_that_changed_at_some_time_around_it(
+    after_s: float, since_s: float, is_named: bool, tmp_path: Path
+) -> None:
+    change = {"name": "attention", "before": "sdpa", "after": "eager"}
+    recording = write_change(record_pace(tmp_path, 0.5, after_s), 27.1, change, since_s=since_s)
+    told = find_named(recording, "iteration_shift")
+    assert any("attention is eager" in finding.details for finding in told) is is_named
 
 
 def test_adapters_that_are_added_again_and_again_are_one_change_at_their_line(tmp_path: Path) -> None:

@@ -217,17 +217,14 @@ def _measure_lost(finding: Finding, later: Rows) -> float:
 
 
 def _select_steps(finding: Finding, findings: Sequence[Finding], steps: Rows) -> Rows:
-    """Return the steps from the finding's on, up to its end and to the next finding of its kind on its ranks."""
-    begin_ns = finding.begin_ns
-    next_ns = [
-        other.begin_ns
-        for other in findings
-        if other.name == finding.name and other.begin_ns > begin_ns and set(other.ranks) & set(finding.ranks)
-    ]
-    begins = steps["begin_unix_ns"]
-    chosen: Rows = steps[(begins >= begin_ns) & (begins < min(next_ns, default=np.iinfo(np.int64).max))]
-    until_step = finding.evidence.get("until_step")
-    return chosen if until_step is None else chosen[chosen["step"] <= until_step]
+    """Return the steps from the finding's on, up to its end, without those of later findings of its kind on its ranks."""
+    begins, until_step = steps["begin_unix_ns"], finding.evidence.get("until_step", np.inf)
+    is_chosen = (begins >= finding.begin_ns) & (steps["step"] <= until_step)
+    for other in findings:
+        if other.name == finding.name and other.begin_ns > finding.begin_ns and set(other.ranks) & set(finding.ranks):
+            is_chosen &= (begins < other.begin_ns) | (steps["step"] > other.evidence.get("until_step", np.inf))
+    chosen: Rows = steps[is_chosen]
+    return chosen
 
 
 def _read_bytes(finding: Finding, field: str) -> float:

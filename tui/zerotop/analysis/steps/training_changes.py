@@ -64,6 +64,13 @@ class TrainingChange(NamedTuple):
             return _compare(_sum_counts(self.before), _sum_counts(self.after))
         return 0
 
+    @property
+    def effect_on_time(self) -> int:
+        """The same of their time alone: modules in evaluation mode leave out dropout and gradient checkpointing."""
+        if self.name == "module.training":
+            return _compare(_sum_counts(self.before), _sum_counts(self.after))
+        return self.effect
+
 
 def list_changes(found: Iterable[TrainingChanged], offset_ns: int) -> Iterator[TrainingChange]:
     """Iterate over the changes of a process's ``training_changed`` events; its clock is ``offset_ns`` behind unix time."""

@@ -24,6 +24,9 @@ from zerotop.recording.samples import Rows
 
 # A level this near to the one before a change, as a share, counts as the same.
 _BACK_SHARE = 0.1
+# A slowdown goes on where iterations stay longer by this share of the level before, and by this part of it, though they were
+# longer at first, as while caches fill.
+_LEFT_SHARE, _LEFT_PART = 0.5, 1 / 3
 # For so long (ns) the line of a change is looked for with each event that has samples; then with the levels only.
 _SAMPLED_NS = 60 * 10**9
 # A change has passed after as many blocks of steps at the level before as it lasted; at least, and at most, so many.
@@ -251,7 +254,7 @@ def _measure_present(shift: PaceShift, steps: Rows, known_ns: int) -> PaceShift 
 def _find_passed(one: _Followed, steps: Rows) -> tuple[int, int] | None:
     """Return the last step of a change, and when that was known.
 
-    The level before has lasted as long as the change, or levels nearer to it than to that of the change for very long.
+    The level before has lasted as long as the change, or levels that are near to it for very long.
     """
     shift, later = one.shift, steps[np.searchsorted(steps["step"], one.shift.step) :]
     (least, most), found = _PASSED_BLOCKS, len(shift.change.after) // BLOCK
@@ -259,9 +262,10 @@ def _find_passed(one: _Followed, steps: Rows) -> tuple[int, int] | None:
     levels = np.median(later["iteration_s"][begin * BLOCK : count * BLOCK].reshape(-1, BLOCK), axis=1)
     one.blocks, ends = count, np.arange(begin, count) + 1
     nearer_s = (shift.before_s + shift.after_s) / 2
+    left_s = shift.before_s + max(_LEFT_SHARE * shift.before_s, _LEFT_PART * shift.added_s)
     firsts, backs = (
         begin + find_run_begins(levels < most_s)  # false for NaN
-        for most_s in (nearer_s, min(nearer_s, (1 + _BACK_SHARE) * shift.before_s))
+        for most_s in (min(nearer_s, left_s), min(nearer_s, (1 + _BACK_SHARE) * shift.before_s))
     )
     is_back = (backs >= found) & (ends - backs >= np.clip(backs, least, most))
     passed = np.flatnonzero(is_back | (ends - firsts >= most))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -67,6 +68,8 @@ DRIFT_EVENNESS = 0.2
 
 # For so long (ns) a rise that may be the run's own wandering waits for samples that show what takes the time.
 _SAMPLED_NS = 60 * 10**9
+# It is looked at again, block by block, until it has lasted for so many times its length.
+_LATER_TIMES = 8
 _PLACES = (*line_findings.PLACES.values(), UNSEEN)
 
 _new_trend_finder = partial(TrendFinder, DRIFT_BLOCKS, DRIFT_EVENNESS)
@@ -83,22 +86,39 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     costly = await_notable(waiting, steps, rises, partial(_measure_level, group))
     measured = [_Drift.measure(group, rise, known_ns) for rise, known_ns in costly]
     judged = [(drift, _is_drift(drift, steps["iteration_s"])) for drift in measured]
-    named = window.await_each(
-        (drift for drift, is_drift in judged if is_drift), lambda drift: await_line(drift.find_delay())
-    )
-    shown = _find_shown(window, [drift for drift, is_drift in judged if not is_drift])
+    hidden = [drift for drift, is_drift in judged if not is_drift and _is_gradual(steps["iteration_s"], drift.rise)]
+    known = [*(drift for drift, is_drift in judged if is_drift), *_judge_later(window, hidden)]
+    known.sort(key=lambda drift: drift.change.known_ns)
+    named = window.await_each(known, lambda drift: await_line(drift.find_delay()))
+    shown = _find_shown(window, hidden)
     for told in window.extend(partial(_follow, chain(named, shown)), 0):
         yield _build_finding(told)
+
+
+def _judge_later(window: SearchWindow[Group], hidden: list[_Drift]) -> Iterator[_Drift]:
+    """Yield rises that the run's own wandering may be, once they have risen on by more than that. ``hidden``: new ones."""
+    steps, waiting = window.subject.lead.steps, window.keep(list[_Hidden], "later")
+    waiting += [_Hidden(drift, drift.rise.end) for drift in hidden]
+    for one in waiting[:]:
+        begin, end, length = one.drift.rise.begin, one.drift.rise.end, one.drift.rise.block_length
+        last = begin + _LATER_TIMES * (end - begin)
+        while (judged := one.judged_end + length) <= min(len(steps), last):
+            one.judged_end = judged
+            later = one.drift.extend(int(steps["end_unix_ns"][judged - 1]))
+            if later is not None and _is_drift(later, steps["iteration_s"][:judged]):
+                waiting.remove(one)
+                yield later
+                break
 
 
 def _find_shown(window: SearchWindow[Group], hidden: list[_Drift]) -> Iterator[tuple[_Drift, FoundLine]]:
     """Yield rises that the run's own wandering may be, once samples show a line that hardly took time before.
 
-    ``hidden``: new ones.
+    ``hidden``: new ones that are gradual.
     """
     # Only those that samples may still explain are looked at with each event.
     lead, waiting = window.subject.lead, window.keep(list[_Drift], "hidden")
-    waiting += [drift for drift in hidden if _is_gradual(lead.steps["iteration_s"], drift.rise)]
+    waiting += hidden
     for event in stack_lines.select_events_in(window.items(lead.events_of(Stacks)), _PLACES, stack_lines.SHARE):
         waiting[:] = [drift for drift in waiting if event.unix_ns <= drift.change.known_ns + _SAMPLED_NS]
         for drift in [one for one in waiting if one.change.known_ns <= event.unix_ns]:
@@ -107,6 +127,14 @@ def _find_shown(window: SearchWindow[Group], hidden: list[_Drift]) -> Iterator[t
             if later is not None and line is not None:
                 waiting[:] = [one for one in waiting if one is not drift]
                 yield later, FoundLine(line, event.unix_ns)
+
+
+@dataclass(eq=False)
+class _Hidden:
+    """A rise that the run's own wandering may be, and up to where it was looked at again."""
+
+    drift: _Drift
+    judged_end: int
 
 
 class _Told(NamedTuple):

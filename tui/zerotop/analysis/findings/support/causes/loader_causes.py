@@ -21,6 +21,9 @@ _BLOCKED_SHARE, _WAITING_SHARE, _BUSY_SHARE = 0.5, 0.25, 0.75
 # Below this share of computing and waiting for a core, workers hardly run.
 _AWAKE_SHARE = 0.5
 
+# Workers that were there so shortly before a wait (ns), and in most of the training before, were those of its loader.
+_LEFT_NS, _MOST_SHARE = 5_000_000_000, 0.5
+
 _DISK: Advice = ("Read from a faster disk, or keep the data in memory: more workers would wait too.", "cp -r DATA /dev/shm/")
 _CORES: Advice = ("Give the job more cores, or start fewer workers: its workers wait for cores.", "{fewer_workers_fix}")
 _BUSY: Advice = ("Start more workers, or do what they compute once, before the training.", "{worker_setting}={more}")
@@ -31,6 +34,7 @@ _MAYBE_FULL: Advice = (
     " before the training: the job has no core for workers.",
     "{worker_setting}={more}",
 )
+_KEEP: Advice = ("Give this loader the workers that the one before it had.", "{worker_setting}={before}")
 _WAITS: Advice = (
     "Raise {worker_count}: the loading hardly computes, so workers need no core of their own, if they do not wait for one"
     " lock.",
@@ -222,7 +226,10 @@ def _measure_workers(process: Process, begin_ns: int, end_ns: int) -> LoaderCaus
 
 def _judge_own_loading(process: Process, begin_ns: int, end_ns: int, spare: float | None) -> LoaderCause:
     """Return advice for a rank that loads its data itself, by whether it computes meanwhile."""
-    told = Text("it has no loader worker", {})
+    told, before = Text("it has no loader worker", {}), _count_before(process, begin_ns)
+    if before:
+        told = Text("it has no loader worker any more, and had {count:.0f} before", {"count": float(before)})
+        return LoaderCause(told, (_KEEP[0], _KEEP[1].replace("{before}", str(before))))
     advice = _advise_more(_MORE, 0, spare)
     shares = _bound_computing(process, begin_ns, end_ns)
     more = str(max(_WAITING_WORKERS, min(_FIRST_WORKERS, int(spare or 0))))
@@ -232,6 +239,20 @@ def _judge_own_loading(process: Process, begin_ns: int, end_ns: int, spare: floa
     if advice[0] is not _MORE[0] and not (shares is not None and shares[0] >= _SURE_SHARE):
         return LoaderCause(told, (_MAYBE_FULL[0], _MAYBE_FULL[1].replace("{more}", more)))
     return LoaderCause(told, advice)
+
+
+def _count_before(process: Process, begin_ns: int) -> int:
+    """Return the number of workers that a rank had up to shortly before a time; 0 without any."""
+    steps = process.steps_until(begin_ns)
+    if not len(steps):
+        return 0
+    samples = process.host_samples.read_window(int(steps["begin_unix_ns"][0]), begin_ns)
+    workers = read_column(samples.rows, "loader_workers") if len(samples) else np.empty(0)
+    known, times = workers[workers >= 0], samples.times[workers >= 0]
+    had = np.flatnonzero(known > 0)
+    if not len(had) or times[had[-1]] < begin_ns - _LEFT_NS or len(had) < _MOST_SHARE * (had[-1] + 1):
+        return 0
+    return round(float(np.median(known[had])))
 
 
 def _bound_computing(process: Process, begin_ns: int, end_ns: int) -> tuple[float, float] | None:

@@ -14,6 +14,7 @@ from zerotop.analysis.findings.support.causes.code_causes import check_code
 from zerotop.analysis.findings.support.causes.step_change import BREAKDOWN, Advice, Cause, StepChange
 from zerotop.analysis.findings.support.memory.looks import find_growth, read_looks
 from zerotop.analysis.findings.support.mode_uses import NAMES, list_uses
+from zerotop.analysis.findings.support.thresholds import NEAR_STEPS
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS
 from zerotop.analysis.steps.training_changes import TrainingChange, describe_changes, describe_repeated
@@ -90,6 +91,8 @@ def check_modes(change: StepChange) -> Cause | None:
 
 # By how many iterations a change may be off: the step in which it happened is not yet, or already, another one.
 _STEPS_OFF = 2
+# A change of pace by this factor is no chance where a setting changed between two looks that are far apart.
+_LARGE_TIMES = 1.5
 # A change that is made so often, over at least half of the time of a rise, goes on with it.
 _REPEATED = 3
 _NO_ADVICE: Advice = ("", "")
@@ -101,11 +104,18 @@ def check_training(change: StepChange) -> Cause | None:
     off_ns = round(_STEPS_OFF * 1e9 * change.after_s)
     earliest_ns, latest_ns = int(change.before["end_unix_ns"][-1]) - off_ns, int(change.after["end_unix_ns"][0]) + off_ns
     found = change.process.find_changes(earliest_ns, latest_ns, change.latest_ns)
-    fitting = [one for one in found if one.effect * change.added_s >= 0]
+    fitting = [one for one in found if one.effect_on_time * change.added_s >= 0 and not _may_be_chance(change, one)]
     if not fitting:
         return check_code(change)
-    is_told = fitting[0].effect != 0 or fitting[0].line is not None
+    is_told = fitting[0].effect_on_time != 0 or fitting[0].line is not None
     return Cause(describe_changes(fitting), *_advise(change, fitting[0], change.added_s), 0.95 if is_told else 0.85)
+
+
+def _may_be_chance(change: StepChange, one: TrainingChange) -> bool:
+    """Whether a setting, which may do nothing to the pace, changed at some time around a change of pace that is small."""
+    before_s, after_s = sorted((change.before_s, change.after_s))
+    is_far = one.end_ns - one.begin_ns > 1e9 * NEAR_STEPS * after_s
+    return one.effect_on_time == 0 and is_far and after_s < _LARGE_TIMES * before_s
 
 
 def check_repeated_training(change: StepChange) -> Cause | None:
@@ -113,10 +123,11 @@ def check_repeated_training(change: StepChange) -> Cause | None:
     begin_ns, end_ns = int(change.before["begin_unix_ns"][0]), int(change.after["end_unix_ns"][-1])
     by_place: dict[tuple[str, CodeLine | None], list[TrainingChange]] = {}
     for one in change.process.find_changes(begin_ns, end_ns, change.latest_ns):
-        if one.effect * change.added_s > 0:
+        if one.effect_on_time * change.added_s > 0:
             by_place.setdefault((one.name, one.line), []).append(one)
     for same in by_place.values():
-        if len(same) >= _REPEATED and same[-1].begin_ns - same[0].end_ns >= (end_ns - begin_ns) / 2:
+        # Of several between two looks, the time of the first one is known.
+        if len(same) >= _REPEATED and same[-1].known_ns - same[0].end_ns >= (end_ns - begin_ns) / 2:
             return Cause(describe_repeated(same), *_advise(change, same[0], change.added_s), 0.95)
     return None
 
