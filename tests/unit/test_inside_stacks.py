@@ -198,6 +198,29 @@ def test_a_phase_is_sampled_at_first_and_when_it_has_become_longer(
     assert counts == [40, 40, 40, 140]
 
 
+@pytest.mark.parametrize(
+    ("owed_s", "duration_ms", "why"), [(3, 70, "share"), (8, 70, ""), (3, 50, ""), (8, 500, "slow"), (13, 500, "")]
+)
+def test_what_is_unusual_may_owe_some_of_the_budget(
+    sampled_recorder: tuple[Recorder, StackSampler], tmp_path: Path, owed_s: int, duration_ms: int, why: str
+) -> None:
+    """A phase that has become longer, and, beyond that, one that lasts far longer than usual."""
+    recorder, sampler = sampled_recorder
+    begin_ns = time.monotonic_ns() - 10_000 * MS
+    for first, length_ms in ((0, 50), (20, min(70, duration_ms))):
+        record_forwards(recorder, begin_ns + first * 100 * MS, first, length_ms * MS)
+        sampler._learned_ns -= 10_000 * MS
+        sampler.look()
+        sampler._tallies.clear()
+        sampler._samples_left = dict.fromkeys(sampler._samples_left, 0)
+        recorder.end_span(recorder.stack[-1], time.monotonic_ns())
+    sampler._samples_left[PHASE_CODE["forward"]] = 10
+    sampler._credit_ns = -owed_s * 1000 * MS * sampler._share
+    recorder.begin_span(time.monotonic_ns() - (500 if duration_ms == 500 else 1) * MS, "forward", (0, 40, 0))
+    sampler.look()
+    assert [key[1] for key in sampler._tallies] == [why] * bool(why)
+
+
 def test_one_stack_shows_through_which_lines_the_loop_runs(
     sampled_recorder: tuple[Recorder, StackSampler], tmp_path: Path
 ) -> None:

@@ -70,7 +70,8 @@ _ONE_MORE_EVERY_NS = 30_000_000_000
 # first of these times (ns). Places that are usual leave it the second for unusual ones; at the start it has the third.
 _BUDGET_PART = 0.5
 _SAVED_NS, _RESERVED_NS, _ADVANCE_NS = 20_000_000_000, 5_000_000_000, 7_000_000_000
-_GROWN_RESERVED_NS = 1_000_000_000  # what places that take longer than at first leave: they are unusual, too
+# Up to the budget of so long (ns) may be owed for places that take longer than at first, and for slow ones.
+_GROWN_OWED_NS, _SLOW_OWED_NS = 5_000_000_000, 10_000_000_000
 # A look takes less than a millisecond. One that took longer than this (ns), and this many times the usual time, was
 # interrupted, for example by a garbage collection: paying for that would stop the sampler for minutes.
 _LONGEST_LOOK_COST_NS, _INTERRUPTED_TIMES = 2_500_000, 4.0
@@ -144,7 +145,7 @@ class StackSampler:
             if not self._is_loop_known and place.key.kind in COMPUTING:
                 self._record_loop(place, time_ns)
         self._save_up(time_ns)
-        why = self._judge(place, age_ns) if self._credit_ns > 0 else ""
+        why = self._judge(place, age_ns)
         if why:
             # An unusual place accounts for no more than its own time; of what is usual each sample counts as much.
             self._sample(place, why, time_ns, elapsed_ns if why == SHARE else min(age_ns, elapsed_ns))
@@ -218,7 +219,7 @@ class StackSampler:
     def _judge(self, place: Place, age_ns: int) -> str:
         """Return why the present place is worth a sample; empty if it is not."""
         limit_ns = self._usual.find_limit(place.key)
-        if limit_ns is None:
+        if limit_ns is None or not self._may_owe(_SLOW_OWED_NS):
             return ""
         if age_ns > limit_ns:
             if place.key.kind == UNSEEN:
@@ -247,7 +248,7 @@ class StackSampler:
             self._samples_next = False
             return _SHORTEST_LOOK_S
         pause_s = min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, _LOOK_SHARE * self._usual.iteration_ns / 1e9))
-        was_slow = self._credit_ns > 0 and self._last_look_ns - self._slow_ns < _LATELY_NS
+        was_slow = self._may_owe(_SLOW_OWED_NS) and self._last_look_ns - self._slow_ns < _LATELY_NS
         self._samples_next = was_slow or self._wants_shares()
         if self._samples_next:
             pause_s = min(pause_s, 2 * _SAMPLE_S)
@@ -260,7 +261,11 @@ class StackSampler:
         kinds = self._usual.notable if self._recorder.counted.unrecorded_step is None else (UNSEEN,)
         times = [self._times_grown[kind] for kind in kinds if self._samples_left[kind]]
         has_grown = max(times, default=0) > 1
-        return bool(times) and self._credit_ns > self._share * (_GROWN_RESERVED_NS if has_grown else _RESERVED_NS)
+        return bool(times) and self._may_owe(_GROWN_OWED_NS if has_grown else -_RESERVED_NS)
+
+    def _may_owe(self, time_ns: int) -> bool:
+        """Whether the savings exceed a debt of the budget of some time; what is negative is left over."""
+        return self._credit_ns > -self._share * time_ns
 
     def _save_up(self, time_ns: int) -> None:
         """Add the budget of the time that has passed to the savings, minus the sampler's cost in it."""
