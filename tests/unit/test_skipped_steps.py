@@ -78,6 +78,15 @@ def test_some_of_the_steps(tmp_path: Path) -> None:
     assert found.evidence["wasted_s"] == pytest.approx(32 * STEP_S, rel=0.05)
 
 
+@pytest.mark.parametrize("begin", [0, 200])
+def test_a_scale_that_is_raised_too_often(tmp_path: Path, begin: int) -> None:
+    stretches = ((60, 30, 0, 8192.0), (60, 28, 0, 16384.0), (60, 31, 0, 4096.0))
+    (found,) = _find_on_gpu(tmp_path, *stretches, begin=begin)
+    assert found.headline == f"fp16 skipped 89 or more of the steps {begin} to {begin + 179}: they trained nothing"
+    assert found.details.startswith("Gradients overflowed, and the loss scale was raised about as often as it fell")
+    assert (found.fix, found.severity.name) == ("GradScaler(growth_interval=2000)", "WARNING")
+
+
 def test_all_steps_until_the_scale_is_0(tmp_path: Path) -> None:
     stretches = ((60, 40, 0, 2.0**-28), (60, 60, 0, 2.0**-88), (60, 52, 0, 0.0), (60, 1, 0, 0.0))
     (found,) = _find_on_gpu(tmp_path, *stretches, begin=200)

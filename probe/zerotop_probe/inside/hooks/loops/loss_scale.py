@@ -60,7 +60,8 @@ def _count_backoffs(before: ScaleState, after: ScaleState, updates: int, rule: S
     if after.streak == before.streak + updates - grown_steps:
         expected = before.scale * rule.growth_factor**growths
         return 0 if math.isclose(after.scale, expected, rel_tol=1e-4) else None
-    if after.scale >= _LEAST_SCALE and before.scale >= _LEAST_SCALE:
+    is_exact = after.scale >= _LEAST_SCALE and before.scale >= _LEAST_SCALE
+    if is_exact:
         fall = math.log(before.scale / after.scale) + growths * math.log(rule.growth_factor)
         exact = fall / -math.log(rule.backoff_factor)
         count = round(exact)
@@ -72,9 +73,11 @@ def _count_backoffs(before: ScaleState, after: ScaleState, updates: int, rule: S
     else:
         count = 1
     good = updates - count
-    # Updates that were not skipped: the last ones, and those before each growth.
-    has_room = after.streak <= good and (not growths or grown_steps <= before.streak + good - after.streak)
-    return count if count >= 1 and has_room else None
+    # Updates that were not skipped: the last ones, those before each growth, and fewer than an interval before each skip.
+    others = before.streak + good - after.streak - grown_steps
+    has_room = after.streak <= good and (others >= 0 or not growths)
+    is_all = not is_exact or others <= count * (rule.growth_interval - 1)
+    return count if count >= 1 and has_room and is_all else None
 
 
 class LossScale:

@@ -60,6 +60,14 @@ _HELPLESS = _MANY.with_changes(
     ),
     fix=_STUCK.fix,
 )
+_RAISED = _MANY.with_changes(
+    details=(
+        "Gradients overflowed, and the loss scale was raised about as often as it fell: from {scale_first} to {scale_now} in"
+        " all."
+    ),
+    advice="Raise it less often: GradScaler waits for 2000 steps by default. Or train in bf16, which needs no loss scale.",
+    fix="GradScaler(growth_interval=2000)",
+)
 _ZERO = _HELPLESS.with_changes(
     headline="fp16's loss scale fell to 0 by step {last_step}: no step trains any more",
     details=(
@@ -176,7 +184,8 @@ def _find_on_gpu(window: SearchWindow[Group]) -> Iterator[Finding | None]:
         if run is None or not len(_select_steps(group.lead.steps, run)):
             continue
         is_stuck = run.all_skipped >= _STUCK_STEPS
-        is_at_start = run.first_step == 0 == int(group.lead.steps["step"][0])
+        # A scale that falls from the first step on is on its way to one that fits.
+        is_at_start = run.first_step == 0 == int(group.lead.steps["step"][0]) and not _is_raised(run)
         state = run.first_step, is_stuck, run.is_scale_zero
         if is_at_start and (run.scales is None or run.scales[1] >= 1):
             if window.has_grown(run.skipped, fp16_warmup.SKIPPED_STEPS, 1 / _MORE, state):
@@ -222,11 +231,18 @@ def _build_stuck(group: Group, run: SkippedRun, known_ns: int, **texts: Any) -> 
     return kind.at_steps(group, rows, evidence, known_ns=known_ns, since=run.all_since, after=after, **texts)
 
 
+def _is_raised(run: SkippedRun) -> bool:
+    """Whether the loss scale was raised about as often as it fell, which it does once for each skipped step."""
+    if run.scales is None or run.skipped < _STUCK_STEPS or min(run.scales) <= 0:
+        return False
+    return float(np.log2(run.scales[1] / run.scales[0])) >= -run.skipped / 4
+
+
 def _build_many(group: Group, run: SkippedRun, known_ns: int, **texts: Any) -> Finding:
-    scales = run.scales
+    scales, is_raised = run.scales, _is_raised(run)
     is_helpless = scales is not None and scales[0] >= _HELPLESS_FALL * scales[1]
-    evidence, values = _describe_scales(scales if scales is not None and scales[1] < scales[0] else None)
-    kind = _ZERO if run.is_scale_zero else _HELPLESS if is_helpless else _MANY
+    evidence, values = _describe_scales(scales if scales is not None and (is_raised or scales[1] < scales[0]) else None)
+    kind = _ZERO if run.is_scale_zero else _RAISED if is_raised else _HELPLESS if is_helpless else _MANY
     return kind.at_steps(
         group,
         _select_steps(group.lead.steps, run),
