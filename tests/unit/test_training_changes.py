@@ -407,6 +407,33 @@ def test_a_small_change_of_pace_is_no_proof_of_a_setting_that_changed_at_some_ti
     assert any("attention is eager" in finding.details for finding in told) is is_named
 
 
+_MODE = {"name": "module.training", "before": "9", "after": "0", "file": "train.py", "line": 82, "function": "evaluate"}
+_LAYERS = {"name": "training_layers", "before": "2 Dropout", "after": ""}
+
+
+@pytest.mark.parametrize(
+    ("changes", "headlines"),
+    [
+        ([[_MODE, _LAYERS]], ["Step 5 trained the model in evaluation mode: train.py:82"]),
+        ([[_MODE | {"after": "6"}, _LAYERS]], []),  # layers of a kind are frozen
+        ([[_MODE]], []),  # none that the mode changes
+        (
+            [[_MODE, _LAYERS], [{"name": "training_layers", "before": "", "after": "2 Dropout"}]],
+            ["Step 5 trained the model in evaluation mode, and step 5 did not: train.py:82"],
+        ),
+    ],
+)
+def test_a_model_that_trains_in_evaluation_mode(
+    changes: list[list[dict[str, Any]]], headlines: list[str], tmp_path: Path
+) -> None:
+    planted = record_pace(tmp_path, 0.5, 0.5)
+    for at, found in enumerate(changes):
+        recording = write_change(planted, 20 + at, *found)
+    told = find_named(recording, "evaluation_mode")
+    assert [one.headline for one in told][-1:] == headlines
+    assert all("train.py:82 in evaluate changed that. 2 Dropout: in evaluation mode" in one.details for one in told)
+
+
 def test_adapters_that_are_added_again_and_again_are_one_change_at_their_line(tmp_path: Path) -> None:
     planted, counts = PlantedRecording(tmp_path), ("8", "24", "40")
     for at, before, after in zip((20, 21), counts, counts[1:], strict=False):

@@ -112,7 +112,7 @@ def add_layer(model: Any) -> None:
         (lambda model: None, {}),
         (freeze, {"trained_parameters": (30, 10)}),
         (lambda model: model.double(), {"dtypes": ({"float32": 30}, {"float64": 30})}),
-        (lambda model: model[1].eval(), {"module.training": (4, 3)}),
+        (lambda model: model[1].eval(), {"module.training": (4, 3), "training_layers": ({"Dropout": 1}, {})}),
         (set_attribute, {"module.gradient_checkpointing": (0, 1)}),
         (lambda model: setattr(model[1], "_has_rebuilt_buckets", True), {}),
         (add_hook, {"hooks": ({"all modules": 0}, {"Linear": 1, "all modules": 0})}),

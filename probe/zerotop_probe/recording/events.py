@@ -365,8 +365,9 @@ class ChangedSetting(CodePlace):
     """A setting of the training that differs from the last look, and the line that changed it."""
 
     # autocast, other_autocast (of a model that is not trained), dtypes, devices, parameters, trained_parameters, modules,
-    # hooks, parameter_hooks, compiled, attention, optimizers, optimizer_objects, one of PyTorch's flags, optimizer.OPTION,
-    # or module.ATTRIBUTE: number of modules that have it true
+    # training_layers (those in training mode that act otherwise in evaluation mode), hooks, parameter_hooks, compiled,
+    # attention, optimizers, optimizer_objects, one of PyTorch's flags, optimizer.OPTION, or module.ATTRIBUTE: number of
+    # modules that have it true
     name: str
     before: str  # value before; empty if there was none
     after: str  # value now

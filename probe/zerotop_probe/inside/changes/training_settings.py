@@ -14,6 +14,8 @@ from zerotop_probe.recording.interruptions import suppress_own
 
 # Options of PyTorch's optimizers that change what a step does.
 _OPTIONS = ("foreach", "fused", "capturable", "differentiable", "amsgrad", "maximize", "nesterov")
+# Parts of the names of classes whose modules act otherwise in evaluation mode.
+_SWITCHED = ("Dropout", "BatchNorm")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Attributes of classes of modules; those that begin with "_" are switched by libraries, as DDP does in its second step.
 _OF_CLASSES = frozenset(("call_super_init", "dump_patches"))
@@ -125,15 +127,19 @@ def _read_parameters(settings: dict[str, Any], modules: list[Any]) -> None:
 def _read_modules(settings: dict[str, Any], modules: list[Any]) -> None:
     attributes: Counter[str] = Counter()
     hooks: Counter[str] = Counter()
+    switched: Counter[str] = Counter()
     for module in modules:
+        kind = type(module).__name__
+        if module.training and any(part in kind for part in _SWITCHED) and getattr(module, "p", 1):
+            switched[kind] += 1
         for name, value in vars(module).items():
             if value is True and not name.startswith("_") and name not in _OF_CLASSES:
                 attributes[name] += 1
             elif name in _HOOKS and value:
-                hooks[type(module).__name__] += len(value)
+                hooks[kind] += len(value)
     shared = sys.modules["torch.nn.modules.module"]
     hooks["all modules"] += sum(len(getattr(shared, f"_global{name}", ())) for name in _HOOKS)
-    settings |= {"modules": len(modules), "hooks": dict(hooks)}
+    settings |= {"modules": len(modules), "hooks": dict(hooks), "training_layers": dict(switched)}
     settings |= {f"module.{name}": count for name, count in attributes.most_common(_MOST_ATTRIBUTES)}
 
 

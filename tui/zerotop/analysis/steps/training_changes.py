@@ -32,7 +32,7 @@ _ORDER = (
     "parameter_hooks",
 )
 # Follow from others, have findings of their own, or are what libraries note about their modules.
-_LEFT_OUT, _LEFT_OUT_PREFIX = ("modules", "anomaly_mode"), "module._"
+_LEFT_OUT, _LEFT_OUT_PREFIX = ("modules", "anomaly_mode", "training_layers"), "module._"
 _NUMBERS = ("trained_parameters", "parameters")
 _OPTIMIZERS, _OF_PARAMETERS = ("optimizer_objects", "optimizers"), ("trained_parameters", "parameters", "dtypes", "devices")
 _WIDTHS = {"float8_e4m3fn": 1, "float8_e5m2": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
