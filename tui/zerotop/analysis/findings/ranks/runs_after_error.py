@@ -92,7 +92,8 @@ def _find_last_sign(process: Process, known_ns: int) -> int:
     """Return when a process last began a phase or ended a step."""
     begins = process.records("begins").read_window(process.source.created_ns, known_ns).times
     ends = process.steps_until(known_ns)["end_unix_ns"]
-    return max([process.source.created_ns, *begins[-1:].tolist(), *ends[-1:].tolist()])
+    times: list[int] = [process.source.created_ns, *begins[-1:].tolist(), *ends[-1:].tolist()]
+    return max(times)
 
 
 def _find_exit(training: ThreadStack) -> str:
