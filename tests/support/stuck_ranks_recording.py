@@ -42,7 +42,8 @@ class Stand(NamedTuple):
     seen_s: Sequence[float] = ()  # the seconds at which py-spy saw the same stack
     allocations: Mapping[float, int] | None = None  # by PyTorch's allocator on the GPU, by the second of the stacks
     groups: Sequence[tuple[str, int, int, str]] = ()  # process groups: name, calls, number and name of the one that waits
-    other: tuple[str, str, tuple[str, int, str, bool]] | None = None  # a thread: its name, the called C function, its frame
+    other: tuple[Any, ...] | None = None  # a thread: its name, the called C function, its frames
+    is_daemon: bool | None = None  # whether that thread is one; None: unknown
     reads_until_s: float = SILENT_S  # ten batches in a second
     reads_flags: int = 0
 
@@ -155,9 +156,10 @@ def make_facts(stand: Stand, second: float = SILENT_S) -> dict[str, Any]:
     name = next((frame["function"] for frame in frames if frame["file"] == WAITING[0][0]), stand.pending)
     collectives = [{"group": "0", "called": stand.called, "waits_for": stand.called if name else -1, "name": name}]
     if stand.other is not None:
-        thread, call, frame = stand.other
-        frames.append(dict(zip(("file", "line", "function", "own"), frame, strict=True)))
-        helper = {"count": 1, "call": call, "thread": thread, "frames": [len(frames) - 1]}
+        thread, call, *others = stand.other
+        numbers = list(range(len(frames), len(frames) + len(others)))
+        frames += [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in others]
+        helper = {"count": 1, "call": call, "thread": thread, "daemon": stand.is_daemon, "frames": numbers}
     facts = {"where": "between phases", "why": "silent", "frames": frames, "stacks": [helper, stack], **times}
     if stand.groups:
         facts["collectives"] = [

@@ -93,3 +93,8 @@ def test_a_process_that_ends_long_after_pythons_exit_functions_have_begun(tmp_pa
     (end,) = find(write_standing(tmp_path, {0: None}, (), left=Left(SILENT_S + 2, 0), ended_s=SILENT_S + 20)).values()
     assert end.headline == "The end took 20 s: rank 0 ran exit functions for 18 s"
     assert end.evidence == {"end_s": 20, "waited_s": 18}
+
+
+def test_an_interrupted_job_did_not_end_normally(tmp_path: Path) -> None:
+    found = find(write_standing(tmp_path, {0: AT_EXIT}, left=Left(LEFT_S, 0, "KeyboardInterrupt\n")))
+    assert found["long_end"].details.endswith("No phase began or ended on any rank before the job was interrupted.")

@@ -501,3 +501,33 @@ def test_growing_memory_mentions_workers_only_where_there_are_some(tmp_path: Pat
     growth = planted.find_named("host_growth")[-1]
     assert growth.advice.startswith("Keep less shared memory")
     assert ("batches of DataLoader workers" in growth.advice) is is_mentioned
+
+
+_POPEN, _START = ("multiprocessing/popen_fork.py", "Popen._launch"), ("multiprocessing/process.py", "BaseProcess.start")
+
+
+@pytest.mark.parametrize(
+    ("library", "who"),
+    [
+        ([_POPEN, _START], "processes that the job had started at shards.py:75 in main used"),
+        ([_POPEN, _START, ("torch/utils/data/dataloader.py", "_Iter.__init__")], "other processes used"),
+        ([("subprocess.py", "Popen.__init__"), ("subprocess.py", "run")], "other processes used"),
+    ],
+    ids=["processes", "loader workers", "a program that has ended"],
+)
+def test_cores_that_the_jobs_own_processes_take(tmp_path: Path, library: list[tuple[str, str]], who: str) -> None:
+    planted = Planted("gpu-offload-110", tmp_path)
+    cores, shift = read_cores(planted), planted.find_named("iteration_shift")[0]
+    planted.add_columns("processes", cores_used=(0.32, 0.08), waiting_cores=(0.0, 0.9 * cores))
+    planted.add_columns("hosts", cores_used=(1.0, cores))
+    events = next(planted.folder.glob("events-rank0-*.jsonl"))
+    clock = json.loads(events.read_text().partition("\n")[0])["clock"]
+    frames = [{"file": file, "line": 9, "function": name, "own": False} for file, name in library]
+    frames.append({"file": "shards.py", "line": 75, "function": "main", "own": True})
+    times = dict.fromkeys(("time_ns", "begin_ns", "end_ns"), shift.begin_ns - clock["unix_ns"] + clock["monotonic_ns"])
+    stacks = [{"count": 9, "seconds": 0.3, "frames": list(range(len(frames)))}]
+    facts = {"where": "between phases", "why": "slow", "step": shift.step, "last_step": shift.step, "samples": 9}
+    with events.open("a") as file:
+        file.write(json.dumps({"event": "stacks", **times, **facts, "frames": frames, "stacks": stacks}) + "\n")
+    details = [str(finding.details) for finding in planted.find_named("iteration_shift")]
+    assert any(who in detail for detail in details), details

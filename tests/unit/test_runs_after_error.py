@@ -1,4 +1,4 @@
-"""Ranks whose process goes on after the exception that ended their training."""
+"""Ranks whose process goes on after their training: after the exception that ended it, or while its threads wait."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from in_pieces import find_at_end
 from memory_recording import PlantedRecording, record_two_steps
 from small_recording import BEGIN_NS, S, make_identity
+from stuck_ranks_recording import Left, Stand, write_standing
 from zerotop.analysis.findings import Finding, detect_findings, link_findings
 from zerotop.analysis.findings.ranks import runs_after_error
 from zerotop_probe.recording import events
@@ -91,3 +92,54 @@ def test_it_stays_unless_the_rank_ends_with_its_error(tmp_path: Path, ends_itsel
     recording.write_event(recording.node, 61, events.JobEnded, exit_code=code, signal=name, text="The job ended.")
     found = [one.finding for one in link_findings(detect_findings(recording.open_recording(), BEGIN_NS + 70 * S))]
     assert [one.name for one in found if one.severity.value == "error"] == names
+
+
+AT_EXIT = (("threading.py", 1622, "_shutdown", False),)
+GETTING = "Thread-2", "acquire", ("queue.py", 171, "Queue.get", False), ("views.py", 61, "Writer.run", True)
+
+
+def _name_last(folder: Path, *, daemon: bool | None, thread: Any = GETTING, left: Left | None = None) -> list[str]:
+    folder.mkdir(exist_ok=True)
+    stand = Stand(AT_EXIT, "acquire", other=thread, is_daemon=daemon)
+    recording = write_standing(folder, {0: stand}, (25, 30, 37), left=left)
+    linked = link_findings(detect_findings(recording, BEGIN_NS + 70 * S))
+    return [one.finding.name for one in linked if one.finding.severity.value != "info"]
+
+
+@pytest.mark.parametrize("daemon", [False, None])
+def test_a_thread_that_waits_in_vain_keeps_the_process(tmp_path: Path, daemon: bool | None) -> None:
+    recording = write_standing(tmp_path, {0: Stand(AT_EXIT, "acquire", other=GETTING, is_daemon=daemon)}, (25, 30))
+    found = [one for one in detect_findings(recording, BEGIN_NS + 50 * S) if one.severity.value != "info"]
+    assert [str(one.headline) for one in found] == ["Training is over; rank 0 still runs: Thread-2 waits for a queue"]
+    assert found[0].details.startswith("10 s after the last step its process has not ended")
+    assert found[0].details.endswith("Thread-2 waits for a queue at views.py:61 in Writer.run.")
+    assert "start it as a daemon" in found[0].advice
+    assert (found[0].fix, found[0].known_ns) == ("views.py:61", BEGIN_NS + 30 * S)
+
+
+def test_a_thread_that_works_or_that_python_does_not_wait_for_is_not_blamed(tmp_path: Path) -> None:
+    assert not _name_last(tmp_path / "daemon", daemon=True)
+    assert not _name_last(tmp_path / "works", daemon=False, thread=("up", "time.sleep", ("up.py", 6, "send", True)))
+
+
+IGNORED = """\
+Exception ignored {}: <module 'threading' from '/usr/lib/python3.12/threading.py'>
+Traceback (most recent call last):
+  File "/usr/lib/python3.12/threading.py", line 1622, in _shutdown
+    lock.acquire()
+KeyboardInterrupt:
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "names"),
+    [
+        (IGNORED.format("in"), ["runs_after_end"]),
+        (IGNORED.format("on threading shutdown"), ["runs_after_end"]),
+        ("", ["long_end"]),
+    ],
+    ids=["Python 3.12", "Python 3.13", "it ended by itself"],
+)
+def test_it_stays_if_the_job_was_interrupted(tmp_path: Path, printed: str, names: list[str]) -> None:
+    """Python ends with exit code 0 then."""
+    assert _name_last(tmp_path, daemon=False, left=Left(45, 0, printed)) == names

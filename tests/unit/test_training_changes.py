@@ -338,6 +338,8 @@ def test_slower_iterations_are_explained_by_what_was_changed(tmp_path: Path) -> 
     recording = write_change(planted, 27.1, change | {"changed_ns": int(24.9 * S)})
     (finding,) = find_named(recording, "iteration_shift")
     assert "at the same time parameters are float32 instead of bfloat16 (train.py:86 in main)" in finding.details
+    assert "convert the tensors of its state_dict()" in finding.advice
+    assert finding.fix == "train.py:86"
     assert finding.confidence >= 0.9
 
 

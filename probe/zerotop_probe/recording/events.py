@@ -102,6 +102,7 @@ class SampledStack(Facts):
     count: int | None  # samples
     seconds: float | None  # time that these samples stand for; absent if silent
     thread: str | None  # name of the thread; absent for the training thread
+    daemon: bool | None  # whether Python ends without waiting for the thread; absent for threads that Python did not start
     call: str | None  # function in C that the innermost frame calls; absent without one, or if unknown
     frames: list[int]  # indexes into the event's frames, innermost first
 

@@ -54,14 +54,17 @@ class SilenceRecorder:
     def _read_threads(self) -> list[tuple[Stack, dict[str, Any]]]:
         """Return the stacks of all threads but the probe's own, that of the training thread first."""
         # threading.enumerate() takes a lock, for which a rank that hangs may wait.
-        names = {ident: thread.name for ident, thread in dict(getattr(threading, "_active", {})).items()}
+        known = dict(getattr(threading, "_active", {}))
         trainer, frames = self._find_thread(), sys._current_frames()
         stacks: list[tuple[Stack, dict[str, Any]]] = []
         try:
             for ident in sorted(frames, key=lambda ident: ident != trainer)[:_MOST_THREADS]:
-                name = names.get(ident, f"thread {ident}")
+                thread = known.get(ident)
+                name = thread.name if thread is not None else f"thread {ident}"
                 if not name.startswith(OWN_THREADS):
-                    facts = {"count": 1} if ident == trainer else {"count": 1, "thread": name}
+                    facts: dict[str, Any] = {"count": 1}
+                    if ident != trainer:
+                        facts |= {"thread": name} if thread is None else {"thread": name, "daemon": thread.daemon}
                     stacks.append((self._reader.read_stack(frames[ident]), facts))
         finally:
             frames.clear()  # this function's own frame is in it: a circle that would keep all others alive

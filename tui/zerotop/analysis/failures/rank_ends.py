@@ -15,7 +15,7 @@ from pathlib import PurePath
 
 from zerotop.analysis.failures.launcher_reports import LauncherReport, find_stop, parse_reports
 from zerotop.analysis.failures.senders import find_senders
-from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
+from zerotop.analysis.failures.tracebacks import Traceback, find_interrupts, parse_tracebacks
 from zerotop.analysis.formatting import format_ranks
 from zerotop.recording.keys import RankProcess, identify_process
 from zerotop.recording.moments.at import At
@@ -115,6 +115,7 @@ class PrintedEnds:
     tracebacks: tuple[Traceback, ...]
     stopped_ns: int | None  # when a launcher printed that it received a signal to end
     launchers: Mapping[int, str]  # that printed that they end a process, by its pid
+    interrupts_ns: tuple[int, ...] = ()  # when processes printed that SIGINT had interrupted them
 
     def find_report(self, process: RankProcess, local_rank: int | None, since_ns: int) -> LauncherReport | None:
         """Return the launcher's report about a process that began at ``since_ns``."""
@@ -152,7 +153,8 @@ def read_printed_ends(at: At) -> PrintedEnds:
     stops = [time_ns for time_ns in map(find_stop, streams) if time_ns is not None]
     senders = chain.from_iterable(map(find_senders, streams))
     launchers = {one.pid: one.name for one in senders if one.pid is not None}
-    return PrintedEnds(tuple(reports), tuple(tracebacks), min(stops, default=None), launchers)
+    interrupts = tuple(chain.from_iterable(map(find_interrupts, streams)))
+    return PrintedEnds(tuple(reports), tuple(tracebacks), min(stops, default=None), launchers, interrupts)
 
 
 def find_ends(at: At, sources: Sequence[Source]) -> list[RankEnd]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,7 +18,8 @@ _LOCAL_RANK = re.compile(r"\[default(\d+)\]:")
 _RAY_WORKER = re.compile(r"\(\S.* pid=(\d+)(?:, ip=[^)]*)?\)")
 _RAY_CALL = re.compile(r"ray\.exceptions\.RayTaskError\S*: ray::.*?\(pid=(\d+)")
 # Python goes on after such an exception, which nobody could catch.
-_IGNORED = "Exception ignored in"
+_IGNORED = "Exception ignored "
+_INTERRUPTED = re.compile(r"(?:.*: ?)?KeyboardInterrupt:? *")
 # Nor does one that ends a thread end its process.
 THREAD_MARK = "Exception in thread "
 _FRAME = re.compile(r'\s+File "(.+)", line (\d+), in (.+)$')
@@ -160,6 +161,11 @@ def parse_tracebacks(lines: Sequence[PrintedLine]) -> Iterator[Traceback]:
                 )
         elif number - reading.first > _MOST_LINES:
             del readings[prefix]
+
+
+def find_interrupts(lines: Iterable[PrintedLine]) -> Iterator[int]:
+    """Yield when Python printed that SIGINT had interrupted it (unix time), at its exit, too, where it goes on."""
+    return (time_ns for time_ns, text in lines if _INTERRUPTED.fullmatch(text) is not None)
 
 
 def _read_pid(match: re.Match[str] | None) -> int | None:

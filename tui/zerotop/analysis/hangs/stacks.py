@@ -34,6 +34,7 @@ class ThreadStack:
     thread: str  # "" for the training thread
     call: str  # the C function that the innermost frame calls; "" without one
     frames: tuple[StackFrame, ...]  # innermost first
+    daemon: bool | None = None  # whether Python ends without waiting for it; None if unknown
 
     @property
     def own_frame(self) -> StackFrame | None:
@@ -178,7 +179,9 @@ def list_stacks(event: StackEvent) -> list[ThreadStack]:
     """Return the stacks of an event, in its order."""
     frames = [StackFrame(one.file, one.line, one.function, bool(one.own)) for one in event.frames]
     return [
-        ThreadStack(one.thread or "", one.call or "", tuple(frames[at] for at in one.frames if 0 <= at < len(frames)))
+        ThreadStack(
+            one.thread or "", one.call or "", tuple(frames[at] for at in one.frames if 0 <= at < len(frames)), one.daemon
+        )
         for one in event.stacks
     ]
 

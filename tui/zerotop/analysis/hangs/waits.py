@@ -37,6 +37,8 @@ LONG_WORK = frozenset(
     )
 )
 """Work that may take minutes in which nothing else happens."""
+ENDS = (WaitKind.EXIT, WaitKind.WORKERS)
+"""Ends of the script: it cannot go on to train, and Python waits."""
 
 
 DESTROYING = "destroy_process_group"

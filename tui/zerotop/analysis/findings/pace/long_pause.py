@@ -25,7 +25,7 @@ from zerotop.analysis.findings.support.links import (
 from zerotop.analysis.findings.support.thresholds import FAR_SHARE, SPIKE_SIMILAR_SHARE, WARM_UP_STEPS
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.hangs.stacks import read_silent_stacks
-from zerotop.analysis.hangs.waits import WaitKind, find_wait
+from zerotop.analysis.hangs.waits import ENDS, find_wait
 from zerotop.analysis.script_terms import PROFILE
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHIFT_STEPS
 from zerotop.recording.events.event_files import select_events
@@ -164,7 +164,7 @@ def _find_unfinished(window: SearchWindow[Group]) -> Iterator[Finding]:
         is_long = lasted >= max(_UNFINISHED_S, _UNFINISHED_ITERATIONS * usual, trained)
         if (
             is_long
-            and not any(_ends_workers(process, begin_ns, event) for process in window.subject.processes)
+            and not any(_has_ended(process, begin_ns, event) for process in window.subject.processes)
             and window.is_news(lasted, lambda told, now: now >= _LONGER_TIMES * told, step)
         ):
             now = _Unfinished(step, begin_ns, usual, trained)
@@ -181,11 +181,11 @@ def _find_end(steps: Rows, begin_ns: int) -> Any:
     return later[0] if len(later) else None
 
 
-def _ends_workers(process: Process, begin_ns: int, event: Event) -> bool:
-    """Whether the process waits for its loader's workers to end: its training is over, and it makes no next step."""
+def _has_ended(process: Process, begin_ns: int, event: Event) -> bool:
+    """Whether the process waits for threads, processes or loader workers to end: its training is over."""
     key = identify_process(process.source)
     stacks = read_silent_stacks(process.recording.recording, key, begin_ns, event.unix_ns)
-    return bool(stacks) and find_wait(stacks[-1].training).kind is WaitKind.WORKERS
+    return bool(stacks) and find_wait(stacks[-1].training).kind in ENDS
 
 
 def _build_unfinished(group: Group, kind: FindingKind, one: _Unfinished, until_ns: int, apart: str | None = None) -> Finding:

@@ -59,7 +59,7 @@ _KIND = FindingKind(
     fix="py-spy dump --pid {pid}",
     explained_by=(
         *TO_GPU_FAULTS,
-        Kinds(is_held_up, "nvml_silent", "dead_rank", "runs_after_error"),
+        Kinds(is_held_up, "nvml_silent", "dead_rank", "runs_after_error", "runs_after_end"),
         Kinds(awaits_dead_thread, "thread_died"),
     ),
     superseded_by=(
@@ -385,16 +385,15 @@ def _find_stop(recording: Evidence, group: Group, since_ns: int) -> int | None:
     if left_ns:  # Python ends in an orderly way after SIGINT too
         # What is printed is read later: Python prints its traceback before it says goodbye.
         first_ns = min(left_ns)
-        times += [first_ns if first_ns <= one <= first_ns + _LATE_NS else one for one in _list_interrupts(recording)]
+        times += [first_ns if first_ns <= one <= first_ns + _LATE_NS else one for one in list_interrupts(recording)]
     stopped_ns = min((time_ns for time_ns in times if time_ns > since_ns), default=None)
     return stopped_ns if stopped_ns is None or stopped_ns <= min(left_ns, default=stopped_ns) else None
 
 
-def _list_interrupts(recording: Evidence) -> list[int]:
+def list_interrupts(recording: Evidence) -> list[int]:
     """Return when a launcher printed that it was told to end, and when ranks printed that they were interrupted."""
     printed = read_printed_ends(recording.at)
-    interrupts = [one.time_ns for one in printed.tracebacks if one.error == "KeyboardInterrupt" and not one.thread]
-    return interrupts if printed.stopped_ns is None else [printed.stopped_ns, *interrupts]
+    return [*printed.interrupts_ns, *([printed.stopped_ns] if printed.stopped_ns is not None else [])]
 
 
 def _build_seen(

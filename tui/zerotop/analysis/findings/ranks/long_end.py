@@ -1,4 +1,4 @@
-"""A job that ended normally stood still after its last phase: it waited for threads, processes or something else to end."""
+"""A job that ended normally, or was interrupted, stood still after its last phase: something had to end first."""
 
 from __future__ import annotations
 
@@ -6,29 +6,32 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from zerotop.analysis.findings.ranks.hung_ranks import SEEN_SECONDS, is_explained, is_hang
+from zerotop.analysis.findings.ranks.hung_ranks import SEEN_SECONDS, is_explained, is_hang, list_interrupts
 from zerotop.analysis.findings.support import Finding, FindingKind, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
+from zerotop.analysis.findings.support.links import Kinds, was_interrupted
 from zerotop.analysis.formatting import format_seconds
 from zerotop.analysis.hangs.reader import StandstillReader
 from zerotop.analysis.hangs.sentences import describe_odd, describe_threads, list_thread_places, write_advice
 from zerotop.analysis.hangs.standstill import Standstill
-from zerotop.analysis.hangs.waits import WaitKind
-from zerotop_probe.recording.events import Goodbye, JobEnded, RankGone
+from zerotop.analysis.hangs.waits import ENDS, WaitKind
+from zerotop.recording.events.event_files import select_events
+from zerotop_probe.recording.events import Goodbye, JobEnded, RankGone, StopSent
 
 _KIND = FindingKind(
     name="long_end",
     confidence=0.9,
     headline="The end took {end_s:seconds}: {odd}",
-    details="[{threads} ][{moved} ]No phase began or ended on any rank before the job ended normally.",
+    details="[{threads} ][{moved} ]No phase began or ended on any rank before the job {ended}.",
     advice="{advice}",
     fix="[{line}]",
     lost_once="waited_s",
+    superseded_by=(Kinds(was_interrupted, "runs_after_end"),),
 )
 _UNSEEN = _KIND.with_changes(
     confidence=0.6,
     headline="The end took {end_s:seconds}",
-    details="No phase began or ended on any rank before the job ended normally. No stacks were recorded.",
+    details="No phase began or ended on any rank before the job {ended}. No stacks were recorded.",
     advice="",
     fix="",
 )
@@ -51,8 +54,6 @@ _WARNING_SHARE = 0.05
 _UNSEEN_SECONDS = 30.0
 # Ranks that end within this time of the last one stay as long as the job does.
 _TOGETHER_NS = 3 * 10**9
-# Ends of the script: it cannot go on to train, and Python waits.
-_ENDS = (WaitKind.EXIT, WaitKind.WORKERS)
 _WIDTH = 80 - len("The end took 600 s: ")
 
 
@@ -63,6 +64,7 @@ class _End(NamedTuple):
     arrived_ns: int  # since when it was seen to wait for what it waited for at last
     end_ns: int
     known_ns: int
+    is_interrupted: bool = False
 
 
 @in_each_attempt(kinds=1)
@@ -90,15 +92,19 @@ def _find_end(recording: Evidence, group: Group, known_ns: int) -> Finding | Non
         return _build(group, _AFTER_PYTHON, end, ranks=[slowest.rank])
     if end_ns < since_ns + SEEN_SECONDS * 1e9 or is_explained(recording, group, since_ns, end_ns):
         return None
+    is_interrupted = any(since_ns < time_ns <= known_ns for time_ns in list_interrupts(recording)) or bool(
+        select_events(recording.events_of(StopSent), since_ns, known_ns)
+    )
     reader = StandstillReader(recording.recording, [process.source for process in last], since_ns, end_ns)
     standstill = reader.read_at(end_ns - 1, confirmed=True)
     if standstill is None:
         is_long = end_ns >= since_ns + _UNSEEN_SECONDS * 1e9 and not reader.written_ns
-        return _build(group, _UNSEEN, _End(since_ns, since_ns, end_ns, known_ns)) if is_long else None
+        return _build(group, _UNSEEN, _End(since_ns, since_ns, end_ns, known_ns, is_interrupted)) if is_long else None
     wait = (standstill.odd or standstill.groups[0]).wait
-    if not (wait is not None and wait.kind in _ENDS) and not is_hang(group, standstill, since_ns, end_ns):
+    if not (wait is not None and wait.kind in ENDS) and not is_hang(group, standstill, since_ns, end_ns):
         return None
-    return _build_seen(group, _End(since_ns, reader.find_arrival(since_ns), end_ns, known_ns), standstill)
+    end = _End(since_ns, reader.find_arrival(since_ns), end_ns, known_ns, is_interrupted)
+    return _build_seen(group, end, standstill)
 
 
 def _find_goodbye(process: Process) -> int:
@@ -132,7 +138,7 @@ def _build_seen(group: Group, end: _End, standstill: Standstill) -> Finding:
 def _choose_advice(standstill: Standstill, kind: WaitKind | None, lines: list[str]) -> str:
     if kind is WaitKind.WORKERS:  # without a line of the script, Python has ended it
         return _BUSY_WORKERS if lines else _KEPT_WORKERS
-    return _BEGIN_EARLIER if kind in (*_ENDS, WaitKind.LOCK) else write_advice(standstill)
+    return _BEGIN_EARLIER if kind in (*ENDS, WaitKind.LOCK) else write_advice(standstill)
 
 
 def _build(group: Group, kind: FindingKind, end: _End, **values: Any) -> Finding:
@@ -140,4 +146,6 @@ def _build(group: Group, kind: FindingKind, end: _End, **values: Any) -> Finding
     share = waited_s / max(waited_s, (end.end_ns - int(group.lead.steps["begin_unix_ns"][0])) / 1e9)
     kind = kind.with_changes(severity=Severity.WARNING if share >= _WARNING_SHARE else Severity.INFO)
     evidence = {"end_s": (end.end_ns - end.since_ns) / 1e9, "waited_s": waited_s}
+    evidence |= {"interrupted": 1.0} if end.is_interrupted else {}
+    values["ended"] = "was interrupted" if end.is_interrupted else "ended normally"
     return kind.at(group, end.since_ns, end.end_ns, evidence, known_ns=end.known_ns, cost=share, **values)

@@ -202,6 +202,16 @@ def was_the_end(effect: Finding, cause: Finding) -> bool:
     return cause.begin_ns <= effect.known_ns <= cause.end_ns
 
 
+def was_interrupted(effect: Finding, cause: Finding) -> bool:
+    """Whether a job was interrupted while it waited for what the other finding tells."""
+    return "interrupted" in effect.evidence and was_the_end(cause, effect)
+
+
+def ended_by_itself(effect: Finding, cause: Finding) -> bool:
+    """Whether a job ended normally although its end had seemed to wait in vain."""
+    return "interrupted" not in cause.evidence and was_the_end(effect, cause)
+
+
 def ended_at_last(effect: Finding, cause: Finding) -> bool:
     """Whether a rank that went on after its exception ended later."""
     return effect.begin_ns <= cause.end_ns

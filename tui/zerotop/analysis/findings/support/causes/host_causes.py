@@ -9,6 +9,7 @@ import numpy as np
 from zerotop.analysis.findings.support.causes.step_change import Advice, Cause, StepChange
 from zerotop.analysis.findings.support.evidence import Process, Rows, Samples
 from zerotop.analysis.findings.support.host_load import CoreLoad, measure_load, measure_usual_use
+from zerotop.analysis.findings.support.started_processes import find_start_of_processes
 from zerotop.analysis.findings.support.started_threads import ADVICE, find_started_threads
 from zerotop.analysis.findings.support.thresholds import TAKEN_SHARE
 from zerotop.analysis.formatting import Text, format_count
@@ -41,6 +42,7 @@ _WAITED_SHARE, _COMPUTED_SHARE = 0.75, 0.25
 
 _CORES: Advice = ("Give each rank cores of its own, and as many threads as it has cores.", "{own_cores_fix}")
 _OTHERS: Advice = ("See what runs beside the job: the ranks wait for cores.", "top -b -n 1 -o %CPU | head -20")
+_STARTED = "Start fewer processes there, or run them with os.nice(19) so that the ranks get their cores first."
 _PAGING: Advice = ("Use less host memory: {less_host_memory}.", "{less_host_memory_fix}")
 _CORE_CLOCK: Advice = ("Check the node's cooling and its CPU frequency governor.", "cpupower frequency-info")
 
@@ -136,20 +138,24 @@ def check_others(change: StepChange) -> Cause | None:
     if before is None or after is None or _is_new_work(change):
         return None
     risen = (after.others - before.others) / after.cores
-    used = f"other processes used {after.others:.1f} of {format_count(after.cores, 'core')} instead of {before.others:.1f}"
+    step = int(change.after["step"][0])
+    start = find_start_of_processes(change.process, step, change.latest_ns) if risen >= TAKEN_SHARE else None
+    who = f"processes that the job had started at {start.place}" if start is not None else "other processes"
+    used = f"{who} used {after.others:.1f} of {format_count(after.cores, 'core')} instead of {before.others:.1f}"
     fewer = f"the ranks got {after.ranks:.2f} cores instead of {before.ranks:.2f}"
     if after.is_starved and risen >= TAKEN_SHARE:
         text = used
     elif after.is_starved and after.ranks <= _LESS_SHARE * before.ranks and after.others >= before.others:
         # More processes share the cores.
-        text = f"{fewer}, as other processes used {after.others:.1f}"
+        text = f"{fewer}, as {who} used {after.others:.1f}"
     elif after.is_disturbed and not before.is_disturbed and risen > 0 and _is_explained_by_cores(change, before, after):
-        text = f"{fewer}, as other processes used {after.others:.1f} of {after.cores} instead of {before.others:.1f}"
+        text = f"{fewer}, as {who} used {after.others:.1f} of {after.cores} instead of {before.others:.1f}"
     elif after.lacks_cores and not before.is_disturbed and risen >= _MOST_TAKEN_SHARE:
         text = used
     else:
         return None
-    return Cause(text, *_OTHERS, 0.8, finding="cores_taken")
+    advice = _OTHERS if start is None else (_STARTED, f"{start.file}:{start.line}")
+    return Cause(text, *advice, 0.8, finding="cores_taken")
 
 
 def _is_explained_by_cores(change: StepChange, before: CoreLoad, after: CoreLoad) -> bool:

@@ -97,6 +97,7 @@ _LARGE_TIMES = 1.5
 _REPEATED = 3
 _NO_ADVICE: Advice = ("", "")
 _HOOK: Advice = ("Remove the hook once it is no longer needed: the call that adds it returns a handle.", "")
+_WIDER = "If a copy is meant, convert the tensors of its state_dict(): float() and to() change the module itself."
 
 
 def check_training(change: StepChange) -> Cause | None:
@@ -137,6 +138,8 @@ def _advise(change: StepChange, first: TrainingChange, slower: float) -> Advice:
         return _NO_ADVICE
     if first.name == "hooks":
         return _HOOK
+    if first.name == "dtypes" and first.effect > 0 and first.line is not None:
+        return _WIDER, first.line.location
     if first.name in ("optimizer.foreach", "optimizer.fused") and change.process.is_on_gpu:
         names = {one.class_ for one in change.process.engine.optimizers or () if one.package == "torch"}
         if len(names) == 1:
