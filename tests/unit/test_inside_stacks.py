@@ -199,26 +199,33 @@ def test_a_phase_is_sampled_at_first_and_when_it_has_become_longer(
 
 
 @pytest.mark.parametrize(
-    ("owed_s", "duration_ms", "why"), [(3, 70, "share"), (8, 70, ""), (3, 50, ""), (8, 500, "slow"), (13, 500, "")]
+    ("owed_s", "duration_ms", "lasts_ms", "why"),
+    [(3, 70, 1, "share"), (8, 70, 1, ""), (3, 50, 1, ""), (8, 50, 500, "slow"), (13, 50, 500, "")],
 )
 def test_what_is_unusual_may_owe_some_of_the_budget(
-    sampled_recorder: tuple[Recorder, StackSampler], tmp_path: Path, owed_s: int, duration_ms: int, why: str
+    sampled_recorder: tuple[Recorder, StackSampler],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owed_s: int,
+    duration_ms: int,
+    lasts_ms: int,
+    why: str,
 ) -> None:
     """A phase that has become longer, and, beyond that, one that lasts far longer than usual."""
-    recorder, sampler = sampled_recorder
-    begin_ns = time.monotonic_ns() - 10_000 * MS
-    for first, length_ms in ((0, 50), (20, min(70, duration_ms))):
+    import threading
+
+    monkeypatch.setattr(stack_sampler, "_ADVANCE_NS", -owed_s * 1000 * MS)
+    monkeypatch.setattr(stack_sampler, "_LEARN_EVERY_NS", 0)
+    recorder, thread = sampled_recorder[0], threading.get_ident()
+    sampler, begin_ns = StackSampler(recorder, lambda: thread, CostMeter()), time.monotonic_ns() - 10_000 * MS
+    for first, length_ms in ((0, 50), (20, duration_ms)):
         record_forwards(recorder, begin_ns + first * 100 * MS, first, length_ms * MS)
-        sampler._learned_ns -= 10_000 * MS
+        if first:
+            recorder.stack[-1].begin_ns -= lasts_ms * MS
         sampler.look()
-        sampler._tallies.clear()
-        sampler._samples_left = dict.fromkeys(sampler._samples_left, 0)
         recorder.end_span(recorder.stack[-1], time.monotonic_ns())
-    sampler._samples_left[PHASE_CODE["forward"]] = 10
-    sampler._credit_ns = -owed_s * 1000 * MS * sampler._share
-    recorder.begin_span(time.monotonic_ns() - (500 if duration_ms == 500 else 1) * MS, "forward", (0, 40, 0))
-    sampler.look()
-    assert [key[1] for key in sampler._tallies] == [why] * bool(why)
+    sampler.finish()
+    assert [one["why"] for one in Rank(tmp_path, 0).find_events("stacks")] == [why] * bool(why)
 
 
 def test_one_stack_shows_through_which_lines_the_loop_runs(
