@@ -231,17 +231,17 @@ def record_leak(
     folder: Path,
     *,
     held: dict[str, Any] | None,
-    sizes: Sequence[float] = LEAK,
+    sizes: Sequence[float | None] = LEAK,
     count: tuple[int, float] = (36, 3.2),
     unread: int = 0,
     grows_batches: bool = False,
     step_s: float = 1.0,
     **engine: Any,
 ) -> Recording:
-    """Record steps of ``step_s`` that leave so many GiB.
+    """Record steps of ``step_s`` that leave so many GiB; None if memory was not read after one.
 
     ``count``: the step after which tensors are counted, with the holders of the bytes in no category, and these GiB.
-    ``unread``: the last steps after which memory was not read. ``grows_batches``: each has 256 tokens more.
+    ``unread``: the last steps after which memory was not read.  ``grows_batches``: each has 256 tokens more.
     ``engine``: more facts of the loop.
     """
     recording, who = PlantedRecording(folder), make_identity(0)
@@ -254,10 +254,11 @@ def record_leak(
             spans.append(make_span(begin - 0.1, begin - 0.05, "forward", step, tokens=256 * (step + 1)))
         spans.append(make_span(begin, end, "step", step, tables.BOUNDARY))
         begins.append(make_record(tables.BEGINS, begin, step=step, phase=PHASE_CODE["step"]))
-        readings.append(make_reading(end, size, 40, phase="step", edge="end", step=step))
+        if step < len(sizes) - unread and size is not None:
+            readings.append(make_reading(end, size, 40, phase="step", edge="end", step=step))
     recording.write_records(tables.SPANS, who, spans, born=1)
     recording.write_records(tables.BEGINS, who, begins, born=1)
-    recording.write_records(tables.ALLOCATOR, who, readings[: len(sizes) - unread], born=1, peaks="window")
+    recording.write_records(tables.ALLOCATOR, who, readings, born=1, peaks="window")
     pools = [{"stream": 0, "private": False, "reserved": 8 * GIB, "allocated": 8 * GIB, "sparse": 0}]
     facts: dict[str, Any] = {"held": [held]} if held is not None else {}
     facts |= {"unclaimed": count[1], "step": count[0], "pools": pools}

@@ -95,6 +95,7 @@ def test_waiting_for_launches_costs_nothing_after_its_end() -> None:
     steps = run.source.job_steps
     (cost,) = [one for one in rank_findings(run.findings, steps, run.source.end_ns) if one.finding.name == "launch_bound"]
     assert str(cost.finding.headline).endswith("up to step 79")
+    assert str(cost.finding.details).startswith("Steps 40 to 79 take ")
     waited = steps[(steps["step"] >= 20) & (steps["step"] <= 79)]
     assert cost.seconds is not None
     # The first of them began earlier on the other rank.

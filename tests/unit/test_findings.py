@@ -229,7 +229,7 @@ def test_the_phase_of_the_peak(all_findings: Findings) -> None:
     assert owner.evidence["forward_peak_bytes"] == pytest.approx(12.96e9, rel=0.001)
     assert owner.evidence["backward_peak_bytes"] == pytest.approx(13.58e9, rel=0.001)
     assert owner.evidence["step_peak_bytes"] == pytest.approx(10.94e9, rel=0.001)
-    assert owner.evidence["held_after_step_bytes"] == pytest.approx(6.98e9, rel=0.001)
+    assert owner.evidence["held_between_steps_bytes"] == pytest.approx(6.98e9, rel=0.001)
     assert owner.details.startswith("The peak of forward is 12.07 GiB there, that of step 10.19 GiB. 6.50 GiB (51 %")
     # More than a hundred GiB of these devices were never used.
     assert (owner.advice, find_one(all_findings["story"], "peak_owner").advice) == ("", "")

@@ -12,7 +12,8 @@ import pytest
 from memory_recording import GIB, HELD_LIST, OOM, PlantedRecording, gib_to_bytes, make_reading, record_leak
 from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
-from zerotop.analysis.findings import detect_findings
+from zerotop.analysis.findings import begin_detection, detect_findings
+from zerotop.analysis.findings.support import Finding
 from zerotop.analysis.findings.support.memory.growing_readings import GrowthStretch
 from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
@@ -175,6 +176,50 @@ def test_an_optimizer_whose_state_grows_holds_the_leak(
     (finding,) = (one for one in found if one.name == "memory_creep")
     assert (finding.headline.startswith("The state of Shampoo keeps 0.20 GiB more a step on rank 0")) is is_told
     assert ("It began with step 21. The optimizer's state had" in finding.details) is is_told
+
+
+def tell_creeps(recording: Recording) -> list[str]:
+    return [one.headline for one in detect_findings(recording, recording.end_ns) if one.name == "memory_creep"]
+
+
+@pytest.mark.parametrize(("kept", "is_told"), [(2.4, True), (1.2, False)])
+def test_a_list_is_compared_with_what_had_leaked_when_it_was_counted(kept: float, is_told: bool, tmp_path: Path) -> None:
+    """By step 30, when the next reading is that of step 54."""
+    sizes = [4 + 0.1 * step if step in {0, 4, 8, 12} or step >= 54 else None for step in range(60)]
+    held = HELD_LIST | {"bytes": gib_to_bytes(kept)}
+    recording = record_leak(tmp_path, held=held, sizes=sizes, count=(30, 3))
+    assert ("seen keeps 0.10 GiB more a step on rank 0" in tell_creeps(recording)[-1]) is is_told
+
+
+def test_a_list_that_was_as_large_before_the_leak_does_not_hold_it(tmp_path: Path) -> None:
+    held = HELD_LIST | {"bytes": gib_to_bytes(3.2)}
+    record_leak(tmp_path, held=held)
+    recording = PlantedRecording(tmp_path)
+    recording.write_inventory(11.95, "after_update", {"parameters": 4}, held=[held], unclaimed=3.2, step=1)
+    assert "seen" not in tell_creeps(recording.open_recording())[-1]
+
+
+def test_a_leak_is_told_again_when_its_holder_is_counted_later(tmp_path: Path) -> None:
+    """As soon as it is counted, although memory has not grown by half since."""
+    record_leak(tmp_path, held=None, sizes=[4] * 20 + [4 + 0.1 * step for step in range(150)], count=(2, 0))
+    recording = PlantedRecording(tmp_path)
+    told = [one for one in list_findings(recording.open_recording()) if one.name == "memory_creep"]
+    step = int(told[5].evidence["held_step"]) + 36  # when no more is waited for it
+    kept = step - 20
+    held = HELD_LIST | {"bytes": gib_to_bytes(0.1 * kept), "count": kept}
+    recording.write_inventory(10.95 + step, "again", {"parameters": 4}, held=[held], unclaimed=0.1 * kept, step=step)
+    again = [one for one in list_findings(recording.open_recording()) if one.name == "memory_creep"]
+    named = [one for one in again if one.headline.startswith("seen keeps")]
+    assert named[0].known_ns == BEGIN_NS + int((10.95 + step) * S)
+    assert int(named[0].evidence["held_step"]) == step
+    assert len({one.event for one in again}) == 1
+
+
+def list_findings(recording: Recording) -> list[Finding]:
+    """Return each finding, and each time that it was told again."""
+    detection = begin_detection(recording)
+    detection.update(recording.end_ns)
+    return list(detection.ordered_findings)
 
 
 @pytest.mark.parametrize(

@@ -399,3 +399,48 @@ def test_calls_of_the_allocator_are_counted(tmp_path: Path, cleared: str) -> Non
         assert "the allocator's cache was emptied in each step, and cudaMalloc called 14 times in each." in shift.details
     else:
         assert "PyTorch's allocator called cudaMalloc 14 times in each step" in shift.details
+
+
+@pytest.mark.parametrize(
+    ("forward", "before_backward", "told"),
+    [
+        (3, 3, "in backward: 4.00 GiB|The peak of forward is 3.00 GiB there, that of step 2.00 GiB."),
+        (
+            1,
+            3,
+            "|The peak of forward is 1.00 GiB there, that of step 2.00 GiB, that of the time between the phases 3.00 GiB.",
+        ),
+        (1, 5, "between the phases: 5.00 GiB|The peak of forward is 1.00 GiB there, that of backward 4.00 GiB,"),
+    ],
+    ids=["a module", "modules one by one", "a loss"],
+)
+def test_the_peak_outside_the_phases(forward: int, before_backward: int, told: str, tmp_path: Path) -> None:
+    """Gradients are freed before the next forward: 1.50 of 2 GiB stay allocated."""
+    owner = find_peak(tmp_path, {"forward": (1.5, 2), "backward": (2, before_backward)}, forward)
+    assert told in f"{owner.headline.removesuffix(' of 79.00 GiB')}|{owner.details}"
+    assert "1.50 GiB" in owner.details
+
+
+def test_what_stays_is_unknown_where_memory_is_read_at_the_ends_of_phases_alone(tmp_path: Path) -> None:
+    assert find_peak(tmp_path, {}, 3).details == "The peak of forward is 3.00 GiB there, that of step 2.00 GiB."
+
+
+def find_peak(folder: Path, begins: dict[str, tuple[float, float]], forward_peak: float) -> Finding:
+    """Return the owner of the peak of steps, with what was allocated, and its peak, at the begin of phases (GiB)."""
+    recording, who = PlantedRecording(folder), make_identity(0)
+    recording.node_event()
+    recording.write_engine(kind="loop", zero_stage=None, device="cuda:0")
+    spans, readings = [], []
+    ends = {"forward": (2, forward_peak), "backward": (2, 4), "step": (2, 2)}
+    for step in range(6):
+        for index, phase in enumerate(ends):
+            at = 10 + step + 0.3 * index
+            spans.append(make_span(at, at + 0.2, phase, step, BOUNDARY * (phase == "step")))
+            for edge, end, sizes in (("begin", at, begins.get(phase)), ("end", at + 0.2, ends[phase])):
+                if sizes is not None:
+                    peak = {"allocated_peak_bytes": int(sizes[1] * (1 << 30))}
+                    readings.append(make_reading(end, sizes[0], 8, phase=phase, edge=edge, step=step, **peak))
+    recording.write_records(SPANS, who, spans, born=1)
+    recording.write_records(ALLOCATOR, who, readings, born=1, peaks="window")
+    (owner,) = find_named(recording.open_recording(), "peak_owner")
+    return owner

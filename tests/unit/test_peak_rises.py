@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 import recordings
 from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.analysis.findings.support.evidence import Process
+from zerotop.analysis.findings.support.memory.peak_rises import PeakRise
 from zerotop.recording.reader import Recording
 
 GIB = 1 << 30
@@ -51,3 +55,20 @@ def test_a_rise_is_told_once_with_its_ranks(
 def test_reserved_memory_is_not_left(tmp_path: Path) -> None:
     (step,) = _find_rises(recordings.unpack_to_folder("hand-rank0", tmp_path), (2, 2))
     assert "125 GiB of the device are left" in step.details
+
+
+@pytest.mark.parametrize(
+    ("readings", "between"),
+    [
+        ({7: 1, 8: 1, 21: 3, 22: 3}, (8, 21)),
+        ({7: 1, 8: 1, 14: 1, 20: 3, 21: 3, 22: 3}, (14, 20)),  # of counted steps
+        ({7: 1, 8: 1, 20: 2.8, 21: 3, 22: 3}, (8, 20)),
+        ({7: 1, 8: 1, 20: 1.2, 21: 3, 22: 3}, (20, 21)),
+    ],
+)
+def test_the_steps_between_which_the_peak_rose(readings: dict[int, float], between: tuple[int, int]) -> None:
+    steps = np.zeros(24, [("step", np.int64), ("allocated_peak_bytes", np.int64)])
+    steps["step"] = np.arange(24)
+    steps["allocated_peak_bytes"][list(readings)] = [size * GIB for size in readings.values()]
+    rise = PeakRise(cast(Process, SimpleNamespace(steps=steps)), steps[7:9], steps[21:23])
+    assert rise.between == between

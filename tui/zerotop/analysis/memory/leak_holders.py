@@ -24,25 +24,41 @@ class LeakAdvice(NamedTuple):
     fix: str
 
 
-def choose_holder(event: Tensors, leaked_bytes: int, before: Tensors | None = None) -> HeldTensors | None:
+def choose_holder(
+    event: Tensors, leaked_bytes: int, before: Tensors | None = None, unleaked: Tensors | None = None
+) -> HeldTensors | None:
     """Return the variable that holds most of the bytes that had leaked when tensors were counted; None if none does.
 
     One to which a line of the job adds comes first. ``before``: an earlier count, since which it must have grown.
+    ``unleaked``: a count from before the leak; what a variable had then is not leaked.
     """
-    earlier = {one.text: one for one in read_held(before)} if before is not None else {}
+    earlier, had = _read_by_name(before), _read_by_name(unleaked)
     added = (event.allocated_bytes or 0) - (before.allocated_bytes or 0) if before is not None else 0
     several = [
         one
         for one in read_held(event)
-        if (one.count >= _LEAST_HELD and one.may_grow and _has_grown(one, earlier.get(one.text)))
+        if (
+            one.count >= _LEAST_HELD
+            and one.may_grow
+            and _has_grown(one, earlier.get(one.text))
+            and _has_grown(one, had.get(one.text))
+        )
         or _is_larger(one, earlier.get(one.text), added)
     ]
-    large = [one for one in several if one.bytes >= _HELD_SHARE * leaked_bytes]
+    large = [one for one in several if one.bytes - _get_bytes(had.get(one.text)) >= _HELD_SHARE * leaked_bytes]
     if large:
         return max(large, key=lambda one: (bool(one.line), one.bytes))
     # What a graph keeps is not counted to its end: a variable with graphs is meant if it is the only one.
     with_graphs = [one for one in several if one.keeps_graph]
     return with_graphs[0] if len(with_graphs) == 1 else None
+
+
+def _read_by_name(event: Tensors | None) -> dict[str, HeldTensors]:
+    return {one.text: one for one in read_held(event)} if event is not None else {}
+
+
+def _get_bytes(holder: HeldTensors | None) -> int:
+    return holder.bytes if holder is not None else 0
 
 
 def _has_grown(holder: HeldTensors, earlier: HeldTensors | None) -> bool:

@@ -109,10 +109,20 @@ class _Creep(NamedTuple):
     ended_ns: int | None = None  # when it was known to have ended
     faster: growing_readings.GrowthStretch | None = None  # as which it goes on after that
     exit_ns: int | None = None  # when its process ended, if it is told as of then
+    counted_ns: int | None = None  # when its holder was counted, if it is told for that
 
     @property
     def known_ns(self) -> int:
-        return self.ended_ns or self.exit_ns or self.stretch.end_ns
+        return self.ended_ns or self.exit_ns or self.counted_ns or self.stretch.end_ns
+
+    @property
+    def patience_ns(self) -> int:
+        """How long to wait for its line and its holder."""
+        return int(min(_LOOK_NS, _PATIENCE_SHARE * self.stretch.left_ns))
+
+    @property
+    def deadline_ns(self) -> int:
+        return find_deadline(self.stretch.process, self.known_ns, self.patience_ns)
 
 
 @in_each_attempt(kinds=None)
@@ -129,7 +139,10 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     for creep, look in window.results(window.await_each(creeps, partial(_await_look, window.subject)), None):
         # What was found while a look was awaited is known with it: newer numbers come later.
         known_ns = max(look.known_ns, known_ns + 1)
-        yield _build_finding(creep, look._replace(known_ns=known_ns))
+        look = look._replace(known_ns=known_ns)
+        if look.holder is None and look.state is None:
+            look = look._replace(holder=_find_holder(creep.stretch, known_ns)[0])
+        yield _build_finding(creep, look)
 
 
 def _find_next(
@@ -179,6 +192,34 @@ def _extend_back(stretch: growing_readings.GrowthStretch) -> growing_readings.Gr
 
 
 def _follow(last: _Creep, until_ns: int) -> tuple[_Creep | None, int]:
+    """Return a creep with its next news, and when its memory had its last new maximum.
+
+    News are that it has grown much further, that it has ended, and that its holder was counted after it was told.
+    """
+    news, end_ns = _follow_growth(last, until_ns)
+    counted_ns = _find_later_count(last, until_ns if news is None else news.known_ns)
+    if counted_ns is None:
+        return news, end_ns
+    stretch = last.stretch
+    readings = growing_readings.MemoryReadings.read(stretch.process)
+    _, ends_ns, held = readings.select_times(stretch.first)
+    count = int(np.searchsorted(ends_ns, counted_ns, "right"))
+    highest = max(len(stretch.held), int(np.argmax(held[:count])) + 1)
+    return last._replace(
+        stretch=readings.select_stretch(stretch.first, stretch.first + highest), counted_ns=counted_ns
+    ), end_ns
+
+
+def _find_later_count(last: _Creep, until_ns: int) -> int | None:
+    """Return when the holder of a creep that was told without one was counted."""
+    deadline_ns = last.deadline_ns
+    if optimizer_growth.find_state_growth(last.stretch, deadline_ns) is not None:
+        return None
+    holder, counted_ns = _find_holder(last.stretch, until_ns)
+    return counted_ns if holder is not None and counted_ns > deadline_ns else None
+
+
+def _follow_growth(last: _Creep, until_ns: int) -> tuple[_Creep | None, int]:
     """Return a creep when it has grown much further, or once it has ended, and when its memory had its last new maximum."""
     stretch = last.stretch
     readings, told = growing_readings.MemoryReadings.read(stretch.process), len(stretch.held)
@@ -206,7 +247,7 @@ def _follow(last: _Creep, until_ns: int) -> tuple[_Creep | None, int]:
         slower = readings.select_stretch(stretch.first, faster.first + 1)
         if slower.is_creep:
             return last._replace(stretch=slower, ended_ns=int(ends_ns[index]), faster=faster), end_ns
-    return last._replace(stretch=grown, ended_ns=ended_ns), end_ns
+    return last._replace(stretch=grown, ended_ns=ended_ns, counted_ns=None), end_ns
 
 
 def _follow_to_exit(last: _Creep) -> _Creep | None:
@@ -231,8 +272,7 @@ def _find_slowed(stretch: growing_readings.GrowthStretch, steps: Ints, highest: 
 
 def _await_look(group: Group, creep: _Creep) -> _Found | None:
     """Return the look at the leaked blocks from the first rank that has one; None while it or the holder may still come."""
-    stretch, known_ns = creep.stretch, creep.known_ns
-    patience_ns = int(min(_LOOK_NS, _PATIENCE_SHARE * stretch.left_ns))
+    stretch, known_ns, patience_ns = creep.stretch, creep.known_ns, creep.patience_ns
     found = [
         await_look(process, CREEP, lambda look: look.end_ns > stretch.begin_ns, known_ns, patience_ns)
         for process in group.processes
@@ -242,7 +282,7 @@ def _await_look(group: Group, creep: _Creep) -> _Found | None:
     if not known and None in found:
         return None
     look = min(known or [one for one in found if one is not None], key=lambda one: one.known_ns)
-    deadline_ns = find_deadline(stretch.process, known_ns, patience_ns)
+    deadline_ns = creep.deadline_ns
     state = optimizer_growth.find_state_growth(stretch, deadline_ns)
     if state is not None:
         return _Found(look.look, max(known_ns, look.known_ns, state.known_ns), None, state)
@@ -265,26 +305,33 @@ def _find_holder(stretch: growing_readings.GrowthStretch, deadline_ns: int) -> t
     """
     found: tuple[HeldTensors | None, int] = None, 0
     before: events.Tensors | None = None
+    unleaked: events.Tensors | None = None
     for event in stretch.process.events_of(events.Tensors):
-        if not stretch.begin_ns <= event.unix_ns <= deadline_ns or (
-            found[0] is not None and (event.step or 0) > int(stretch.rows["step"][-1])
-        ):
+        if event.unix_ns > deadline_ns or (found[0] is not None and (event.step or 0) > int(stretch.rows["step"][-1])):
+            break
+        if event.held is None or event.allocated_bytes is None:
             continue
-        if event.held and event.allocated_bytes is not None:
-            holder = leak_holders.choose_holder(event, _measure_left(stretch, event.step or 0), before)
+        if event.unix_ns < stretch.begin_ns:
+            unleaked = event
+        elif event.held:
+            left = _measure_left(stretch, event)
+            holder = leak_holders.choose_holder(event, left, before, unleaked) if left > 0 else None
             found, before = (holder, event.unix_ns) if holder is not None else found, event
     return found
 
 
-def _measure_left(stretch: growing_readings.GrowthStretch, step: int) -> int:
-    """Return the bytes that had been left by the end of the step after this one.
+def _measure_left(stretch: growing_readings.GrowthStretch, event: events.Tensors) -> int:
+    """Return at most how many bytes had been left when tensors were counted, by the end of the step after that.
 
-    While tensors are counted, a step may have more allocated than it leaves, and where the growth began, it may have taken
-    more once, for a variable that is replaced since.
+    The next reading may be many steps later. While tensors are counted, a step may have more allocated than it leaves, and
+    where the growth began, it may have taken more once, for a variable that is replaced since.
     """
-    index = min(int(np.searchsorted(stretch.steps, step + 1)), len(stretch.held) - 1)
-    grown = stretch.slope * float(stretch.steps[index] - stretch.before_step)
-    return int(min(stretch.held[index] - stretch.held[0], grown))
+    step = (event.step or 0) + 1
+    index = int(np.searchsorted(stretch.steps, step))
+    left = [stretch.slope * (step - stretch.before_step), (event.allocated_bytes or 0) - float(stretch.held[0])]
+    if index < len(stretch.held):
+        left.append(float(stretch.held[index] - stretch.held[0]))
+    return int(min(left))
 
 
 def _grows_alike(process: Process, stretch: growing_readings.GrowthStretch) -> bool:

@@ -17,7 +17,7 @@ from zerotop.analysis.formatting import Text, format_bytes, format_count
 from zerotop.analysis.memory import leak_holders
 from zerotop.analysis.memory.block_lines import Look
 from zerotop.analysis.memory.tensor_inventory import AFTER_UPDATE, HeldTensors, read_held, read_pools
-from zerotop.analysis.steps.training_changes import describe_changes
+from zerotop.analysis.steps.training_changes import TrainingChange, describe_changes
 from zerotop.recording.samples import Rows
 from zerotop_probe.recording.event_values import AGAIN, PEAK
 from zerotop_probe.recording.events import Tensors, TrainingChanged
@@ -118,6 +118,7 @@ def _build_finding(group: Group, change: SharedRise, found: FoundLook) -> Findin
         for column in ("allocated_peak_bytes", "rows", "tokens")
     }
     before_bytes, after_bytes = medians["allocated_peak_bytes"]
+    changed_step: int | None = None
     forwards = read_forwards(process, before), read_forwards(process, after)
     if has_more_forwards(*forwards):
         kind = _FORWARDS
@@ -128,7 +129,7 @@ def _build_finding(group: Group, change: SharedRise, found: FoundLook) -> Findin
             owner = name_owner(group, int(before["step"][-1]), int(after["step"][0]), found.known_ns)
         kind, cause = _find_cause(owner.capitalize(), medians["rows"], medians["tokens"], _select_between(step))
     if kind not in (_ROWS, _LENGTH, _FORWARDS) and (changed := _describe_training(step, found.known_ns)):
-        kind, cause = _TRAINING, changed
+        kind, cause, changed_step = _TRAINING, changed, _find_changed_step(step, found.known_ns)
     begin_ns = int(after["begin_unix_ns"][0])
     if kind in (_KIND, _AFTER_PAUSE) and (scale := _find_scale(process, begin_ns, found.look)) is not None:
         is_type = abs(scale - _WIDER_TYPE) < _WIDER_TYPE * _TYPE_SHARE
@@ -149,6 +150,8 @@ def _build_finding(group: Group, change: SharedRise, found: FoundLook) -> Findin
     left = device - taken_bytes if device else None
     lines = _name_line(process, begin_ns, found.look)
     earlier, first = step.between
+    if changed_step is not None:
+        earlier, first = changed_step - 1, changed_step
     is_exact = first - earlier <= 1
     since = f"from step {first} on" if is_exact else f"by step {first}"
     values: dict[str, Any] = {"left": left, "cause": cause, "lines": lines, "micro_batch": micro_batch or ""}
@@ -236,7 +239,7 @@ def _find_graph(step: PeakRise, known_ns: int) -> HeldTensors | None:
 
 def _select_after(step: PeakRise) -> Rows:
     """Return the steps from the first one after the rise on."""
-    if step.kept is None:
+    if step.kept is None and step.between[1] >= step.after["step"][0]:
         return step.after
     steps = step.process.steps
     rows: Rows = steps[slice(*np.searchsorted(steps["step"], (step.between[1], int(step.after["step"][-1]) + 1)))]
@@ -245,11 +248,31 @@ def _select_after(step: PeakRise) -> Rows:
 
 def _describe_training(step: PeakRise, known_ns: int) -> str:
     """Return a sentence about what changed in the training at the rise; empty if nothing did."""
-    off_ns = round(_STEPS_OFF * 1e9 * float(np.nanmedian(step.after["iteration_s"])))
-    earliest_ns, latest_ns = int(step.before["end_unix_ns"][-1]) - off_ns, int(step.after["end_unix_ns"][0]) + off_ns
-    found = step.process.find_changes(earliest_ns, latest_ns, known_ns)
-    text = describe_changes([change for change in found if change.effect >= 0])
+    text = describe_changes(_find_changes(step, known_ns))
     return f"{text[:1].upper()}{text[1:]}"
+
+
+def _find_changes(step: PeakRise, known_ns: int) -> list[TrainingChange]:
+    """Return what changed in the training at the rise, and does not make steps smaller."""
+    off_ns = round(_STEPS_OFF * 1e9 * float(np.nanmedian(step.after["iteration_s"])))
+    latest_ns, steps = int(step.after["end_unix_ns"][0]) + off_ns, step.process.steps
+    last = int(np.searchsorted(steps["step"], step.between[0], "right")) - 1
+    earliest_ns = min(int(step.before["end_unix_ns"][-1]), int(steps["end_unix_ns"][last])) - off_ns
+    found = step.process.find_changes(earliest_ns, latest_ns, known_ns)
+    return [change for change in found if change.effect >= 0]
+
+
+def _find_changed_step(step: PeakRise, known_ns: int) -> int | None:
+    """Return the step since when the training is as after the rise, if its settings were looked at in the step before."""
+    begin, end = step.between
+    looks = {
+        tuple(step.process.step_at(time_ns) or 0 for time_ns in (change.begin_ns, change.end_ns))
+        for change in _find_changes(step, known_ns)
+    }
+    if len(looks) != 1:
+        return None
+    ((before, after),) = looks
+    return after if after - before <= 1 and begin < after <= end else None
 
 
 def _select_between(step: PeakRise) -> Rows:

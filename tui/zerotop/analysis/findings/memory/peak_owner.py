@@ -13,7 +13,12 @@ from zerotop.analysis.failures.oom_advice import advise_keeping_less
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.memory.copied_weights import find_copies
 from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look
-from zerotop.analysis.findings.support.memory.phase_peaks import PARTS, read_held_bytes, read_phase_peaks
+from zerotop.analysis.findings.support.memory.phase_peaks import (
+    PARTS,
+    read_between_phases,
+    read_held_bytes,
+    read_phase_peaks,
+)
 from zerotop.analysis.findings.support.thresholds import PLATEAU_STEPS
 from zerotop.analysis.formatting import format_bytes, pluralize
 from zerotop.analysis.memory.tensor_inventory import read_held
@@ -25,11 +30,10 @@ _KIND = FindingKind(
     name="peak_owner",
     severity=Severity.INFO,
     confidence=0.95,
-    headline="In steps {step} to {last_step}, memory peaks in {owner}: {peak:bytes}[ of {device_bytes:bytes}]",
+    headline="In steps {step} to {last_step}, memory peaks {owner}: {peak:bytes}[ of {device_bytes:bytes}]",
     details=(
-        "The peak of {second} is {second_peak:bytes} there, that of {third} {third_peak:bytes}."
-        " {held_after_step_bytes:bytes} ({share:percent} of the peak) stay allocated from step to step"
-        "[, of which {kept}].[ {lines}]"
+        "{others}[ {held_between_steps_bytes:bytes} ({share:percent} of the peak) stay allocated from step to step{kept}.]"
+        "[ {lines}]"
     ),
     advice="To lower the peak, recompute activations or lower {batch_size}.",
     fix="{recompute_fix}",
@@ -39,6 +43,7 @@ _SMALLER_BATCH = "To lower the peak, lower {batch_size}: gradient checkpointing 
 PEAK_SHARE = 0.02
 # The share of the peak from which permanent states are its main part, and not the activations.
 _STATES_SHARE = 0.7
+_BETWEEN = "between the phases"
 # The share of what stays allocated from which a variable that keeps it is named.
 _KEPT_SHARE = 0.25
 
@@ -95,8 +100,12 @@ def _build_finding(window: SearchWindow[Group], found: _Owner, look: FoundLook) 
     group, lead, (indices, peaks, owner) = window.subject, window.subject.lead, found
     rows = lead.phased_steps[indices]
     held = int(read_held_bytes(lead, rows).max())
-    second, third = (index for index in range(len(PARTS)) if index != owner)
-    is_kept = held > _STATES_SHARE * peaks[owner]
+    between = read_between_phases(lead, rows)
+    outside = between.peak_bytes if between is not None else 0
+    staying = between.staying_bytes if between is not None else None
+    is_outside = outside > (1 + PEAK_SHARE) * peaks[owner]
+    peak = outside if is_outside else int(peaks[owner])
+    is_kept = (held if staying is None else staying) > _STATES_SHARE * peak
     evidence = {f"{part}_peak_bytes": peak for part, peak in zip(PARTS, peaks, strict=True)}
     advice, fix = "", ""
     if group.is_memory_short(int(rows["end_unix_ns"][-1])):
@@ -104,36 +113,46 @@ def _build_finding(window: SearchWindow[Group], found: _Owner, look: FoundLook) 
     return _KIND.with_changes(advice=advice, fix=fix).at_steps(
         group,
         rows,
-        evidence | {"held_after_step_bytes": held},
+        evidence | {"held_between_steps_bytes": staying},
         known_ns=look.known_ns,
-        owner=PARTS[owner],
-        peak=peaks[owner],
+        owner=_BETWEEN if is_outside else f"in {PARTS[owner]}",
+        peak=peak,
         device_bytes=lead.device_bytes,
-        second=PARTS[second],
-        second_peak=peaks[second],
-        third=PARTS[third],
-        third_peak=peaks[third],
-        share=held / peaks[owner],
+        others=_describe_others(peaks, None, 0) if is_outside else _describe_others(peaks, owner, outside),
+        share=staying / peak if staying is not None else None,
         last_step=int(rows["step"][-1]),
-        kept=_describe_kept(lead, held, look.known_ns),
+        kept=_describe_kept(lead, staying or held, look.known_ns),
         lines=look.look.describe_lines() if look.look is not None else None,
     )
 
 
-def _describe_kept(lead: Process, held_bytes: int, known_ns: int) -> str | None:
-    """Return which variable of the script keeps a large part, as no count since its search shows that it let go."""
+def _describe_others(peaks: Ints, owner: int | None, outside: int) -> str:
+    """Return a sentence about the parts but the owner, and the time outside them where it peaks higher than forward.
+
+    A model whose modules are called one by one hardly runs in the phase called forward.
+    """
+    others = [(part, int(peak)) for index, (part, peak) in enumerate(zip(PARTS, peaks, strict=True)) if index != owner]
+    if outside > (1 + PEAK_SHARE) * peaks[PARTS.index("forward")]:
+        others.append((f"the time {_BETWEEN}", outside))
+    (first, peak), *rest = others
+    sentence = f"The peak of {first} is {format_bytes(peak)} there"
+    return f"{', '.join([sentence, *(f'that of {part} {format_bytes(peak)}' for part, peak in rest)])}."
+
+
+def _describe_kept(lead: Process, held_bytes: int, known_ns: int) -> str:
+    """Return which variable of the script keeps a large part, or "", as no count since its search shows that it let go."""
     counts = [event for event in lead.events_of(Tensors) if event.unix_ns <= known_ns and event.unclaimed_bytes is not None]
     index = next((index for index in reversed(range(len(counts))) if counts[index].held), None)
     holder = max(read_held(counts[index]), key=lambda one: one.bytes, default=None) if index is not None else None
     if holder is None or not _KEPT_SHARE * held_bytes <= holder.bytes <= held_bytes:
-        return None
+        return ""
     if any((event.unclaimed_bytes or 0) < holder.bytes for event in counts[index:]):
-        return None
+        return ""
     copies = find_copies(lead, known_ns)
     if copies is not None and copies.holder is not None and copies.holder.name == holder.name:
-        return None  # of which weight_copies tells
+        return ""  # of which weight_copies tells
     tensors = f"{holder.count:,} {pluralize(holder.count, 'tensor')}"
-    return f"{holder.text} keeps {format_bytes(holder.bytes)} in {tensors}"
+    return f", of which {holder.text} keeps {format_bytes(holder.bytes)} in {tensors}"
 
 
 def _choose_advice(owner: str, is_kept: bool, engine: EngineFacts) -> tuple[str, str]:

@@ -31,7 +31,7 @@ _LAUNCHES = FindingKind(
     confidence=0.85,
     headline="The GPU waits for launches {share:percent} of the time in steps {first_step:.0f} to {last_step:.0f}",
     details=(
-        "These steps take {iteration_s:seconds}. Kernels run in {use:percent} of the time; in the rest the GPU waits"
+        "{these} take {iteration_s:seconds}. Kernels run in {use:percent} of the time; in the rest the GPU waits"
         " for the next launch, with which {cores:.1f} cores are busy.[ In forward, most of the time goes to"
         " {line}.][ Iterations wander from {low_s:seconds} to {high_s:seconds} with the pace of those cores.]"
     ),
@@ -156,14 +156,24 @@ def _judge_pace(
     if _is_launch_bound(group, pace):
         evidence |= {"share": 1 - pace.use, "use": pace.use, "cores": pace.cores}
         ends = {"first_step": int(pace.rows["step"][0]), "last_step": int(pace.rows["step"][-1])}
-        values = {"low_s": None, "high_s": None, **ends, **advice.texts, "line": line.text if line else None}
+        values = {
+            "low_s": None,
+            "high_s": None,
+            "these": "These steps",
+            **ends,
+            **advice.texts,
+            "line": line.text if line else None,
+        }
         cost = 1 - _measure_use(group, int(begin["begin_unix_ns"][0]), end_ns)
         found = _LAUNCHES.at_steps(group, begin, evidence, known_ns=known_ns, cost=cost, **evidence | values)
         told = {"evidence": evidence, "values": evidence | values, "cost": cost}
         return _Verdict(len(steps), found, told, known_ns, advice.offers_rows)
     if launching is not None:
         until = {"until_step": launching["values"]["last_step"]}
-        evidence, values = launching["evidence"] | until, launching["values"] | until | ({} if has_room else advice.texts)
+        # The headline names no first step: the figures are of the last steps in which that was so.
+        these = {"these": f"Steps {launching['values']['first_step']} to {until['until_step']}"}
+        values = launching["values"] | until | these | ({} if has_room else advice.texts)
+        evidence = launching["evidence"] | until
         found = _ENDED.at_steps(group, begin, evidence, known_ns=known_ns, cost=launching["cost"], **values)
         return _Verdict(len(steps), found, None, known_ns, offers_rows=False)
     wanders = pace.wanders and not _is_disturbed(group, pace.rows)

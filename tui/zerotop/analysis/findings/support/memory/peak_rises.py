@@ -31,8 +31,20 @@ class PeakRise(NamedTuple):
 
     @property
     def between(self) -> tuple[int, int]:
-        """The last step before the rise, and the first one after it."""
-        return self.kept.between if self.kept is not None else (int(self.before["step"][-1]), int(self.after["step"][0]))
+        """The last step before the rise, and the first one after it, of those with a reading."""
+        if self.kept is not None:
+            return self.kept.between
+        begin, end = int(self.before["step"][-1]), int(self.after["step"][0])
+        steps = self.process.steps
+        # Counted steps have a reading now and then: all those up to a low one are low, and those since a high one are high.
+        known = steps[slice(*np.searchsorted(steps["step"], (int(self.before["step"][0]), end + 1)))]
+        known = known[known["allocated_peak_bytes"] > 0]
+        medians = [float(np.median(rows["allocated_peak_bytes"])) for rows in (self.before, self.after)]
+        is_high = known["allocated_peak_bytes"] > sum(medians) / 2
+        low = np.flatnonzero(~is_high & (known["step"] < end))
+        if not len(low) or low[-1] + 1 >= len(known):
+            return begin, end
+        return int(known["step"][low[-1]]), int(known["step"][low[-1] + 1])
 
     @property
     def held_bytes(self) -> tuple[int | None, int | None]:

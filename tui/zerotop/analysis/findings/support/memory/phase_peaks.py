@@ -22,6 +22,7 @@ _PART_BY_PHASE = {
     "optimizer": "step",
     "allgather": "step",
 }
+_FORWARD = PHASES.index("forward")
 # One of this many steps must be in full detail.
 _MOST_SEARCHED = 256
 # The part of each phase, -1 for none; the last entry stands for unknown newer phases.
@@ -69,6 +70,32 @@ def read_held_bytes(process: Process, steps: Rows) -> Ints:
         sampled = (last >= 0) & np.where(steps["counted"], times == steps["end_unix_ns"], times > steps["begin_unix_ns"])
         held[sampled] = samples.rows["allocated_bytes"][last[sampled]]
     return held
+
+
+@dataclass(frozen=True)
+class BetweenPhases:
+    """What readings at the begin of phases show in some steps, in bytes."""
+
+    staying_bytes: int  # that stay allocated from each step to the next
+    peak_bytes: int  # since the end of the phase before; 0 without exact peaks
+
+
+def read_between_phases(process: Process, steps: Rows) -> BetweenPhases | None:
+    """Return what was allocated between phases; None if memory was not read when any of these steps began its forward.
+
+    Gradients are still there at the end of a step, which zero_grad() frees: only the least reading of a step stays.
+    """
+    staying, peak = [], 0
+    for step in steps:
+        samples = process.records("allocator").read_window(int(step["begin_unix_ns"]), int(step["end_unix_ns"]))
+        inside = (samples.times > step["begin_unix_ns"]) & ~_is_evaluating(process, samples.times)
+        rows = samples.rows[inside]
+        begins = rows[rows["edge"] == BEGIN]
+        if (begins["phase"] == _FORWARD).any():
+            staying.append(int(rows["allocated_bytes"].min()))
+        if process.has_exact_peaks:
+            peak = max(peak, int(begins["allocated_peak_bytes"].max(initial=0)))
+    return BetweenPhases(max(staying), peak) if staying else None
 
 
 @dataclass(frozen=True)
