@@ -81,3 +81,21 @@ def test_it_is_told_again_while_it_lasts(tmp_path: Path, steps: int) -> None:
     (finding,) = whole
     assert "until_step" not in finding.evidence
     assert (finding.end_ns - finding.begin_ns) / 1e9 == pytest.approx(steps / 4 - 60, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("used", "headline", "others"),
+    [(3.0, "Its 4 DataLoader workers use 45.0 of 64", 1.0), (1.0, "Other processes use 45.0 of 64", 3.0)],
+)
+def test_loader_workers_are_no_other_processes(tmp_path: Path, used: float, headline: str, others: float) -> None:
+    """The rank uses 4 of the cores, its workers some of the rest, and others what is left over."""
+    rest = CORES - 4
+    changes = {
+        "hosts": set_values(PERIOD_S, 0.2, cores_used=float(CORES)),
+        "processes": set_values(PERIOD_S, 0.2, waiting_cores=CORES / 2, loader_workers=4, loader_cores=used / 4 * rest),
+    }
+    path = long_recording.write_recording(tmp_path / "recording", 300, Trouble(tables=changes))
+    found = find_taken(path)[0]
+    assert found.evidence["workers_cores"] == pytest.approx(used / 4 * rest)
+    assert found.evidence["others_cores"] == pytest.approx(others / 4 * rest)
+    assert str(found.headline).startswith(headline)

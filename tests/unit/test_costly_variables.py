@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
-from zerotop.analysis.findings.pace import costly_variables, host_pace
-from zerotop.analysis.findings.support import Finding, detection
+from zerotop.analysis.findings.pace import costly_variables, data_stall, host_pace
+from zerotop.analysis.findings.support import Finding, Group, SearchWindow, detection, in_each_attempt
 from zerotop.recording.samples import Samples
 from zerotop_probe.inside.stacks.frames import PythonFrame
 from zerotop_probe.recording import events
@@ -42,6 +42,7 @@ class Job(NamedTuple):
     engine: Mapping[str, Any] = MappingProxyType({"kind": "loop"})
     micro_steps: int = 1
     sizes: int = 1  # of the micro-batches, in turn
+    others: Sequence[detection.Detector] = ()  # that look at it, too
 
 
 def list_phases(begin: float, micro_steps: int) -> list[tuple[str, float, float]]:
@@ -56,7 +57,7 @@ def find_all(
     folder: Path, environment: dict[str, str], *, device: str = "cuda:0", busy: float = 55.0, **facts: Any
 ) -> tuple[Finding, ...]:
     """Write such a job; return what is found."""
-    sampled, sampled_s, between, lengths, threads, reserved_gib, failed_s, engine, micro_steps, sizes = Job(**facts)
+    sampled, sampled_s, between, lengths, threads, reserved_gib, failed_s, engine, micro_steps, sizes, others = Job(**facts)
     times = [int(tick * S / 10) for tick in range(120)]
     spans = [
         make_span(
@@ -99,7 +100,7 @@ def find_all(
         writer.write(int(failed_s * S), events.OutOfMemory, device=0, requested_bytes=2**30)
     writer.close()
     recording = read_recording(folder)
-    runner = detection.Detection(recording, [costly_variables.detect, host_pace.detect])
+    runner = detection.Detection(recording, [costly_variables.detect, *others, host_pace.detect])
     runner.update()
     return runner.findings_at(recording.end_ns)
 
@@ -116,6 +117,24 @@ def find_all(
 def test_a_costly_variable_is_reported(tmp_path: Path, environment: dict[str, str], told: dict[str, str]) -> None:
     """And is the reason why the GPU waits, in place of the time of a launch."""
     assert find(tmp_path, environment) == told
+
+
+@in_each_attempt()
+def detect_stall(window: SearchWindow[Group]) -> Iterator[Finding]:
+    """From step 60 on the rank waits for data, which is known with step 100."""
+    steps = window.subject.lead.steps
+    if len(steps) > 100:
+        known_ns = int(steps["end_unix_ns"][100])
+        yield data_stall.KIND.with_changes(headline="", details="", advice="", fix="").at_steps(
+            window.subject, steps[60:], {}, known_ns=known_ns, cost=0.2
+        )
+
+
+def test_launches_are_not_the_reason_in_steps_that_wait_for_data(tmp_path: Path) -> None:
+    """Steps 20 to 79 were judged to wait for launches, before the wait for data since step 60 was known."""
+    (found,) = [one for one in find_all(tmp_path, {}, others=[detect_stall]) if one.name == "launch_bound"]
+    assert str(found.headline) == "The GPU waited for launches 45 % of the time up to step 59"
+    assert found.evidence["until_step"] == 59
 
 
 @pytest.mark.parametrize(("lengths", "told"), [((0.08, 0.12), {"launch_bound": "info"}), ((0.04, 0.16), {})])

@@ -18,6 +18,14 @@ def test_one_optimizer_ends_an_iteration_with_every_step() -> None:
     assert follow_rule("aaa", 1) == "aaa"
 
 
+def test_a_step_without_a_backward_is_part_of_the_one_before_unless_a_graph_was_replayed() -> None:
+    rule = IterationRule()
+    rule.add(0)
+    assert [rule.finish_step(0, 1), rule.finish_step(0, 1)] == [True, False]
+    rule.expect_update(0)  # a replayed graph may hold the backward
+    assert [rule.finish_step(0, 1), rule.finish_step(0, 1)] == [True, False]
+
+
 def test_turns_end_with_the_last_optimizer() -> None:
     assert follow_rule("ababab") == ".b.b.b"
     assert follow_rule("aaaaabaaaaab") == ".....b.....b"

@@ -12,6 +12,7 @@ from zerotop.analysis.findings import Finding, LinkedFinding, name_relation, ord
 from zerotop.analysis.reports.cost_text import OVERLAP, describe_cost
 from zerotop.analysis.reports.finding_costs import overlap, rank_findings
 from zerotop.analysis.reports.finding_json import list_findings_json
+from zerotop.analysis.reports.no_findings import describe_no_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.open_recording import open_named
@@ -41,8 +42,7 @@ def findings(options: argparse.Namespace) -> int:
             if overlap(costs.values()):
                 print(OVERLAP)
         else:
-            has_steps = len(run.source.job_steps)
-            print("No findings in this recording." if has_steps else "No findings: no finished step was recorded.")
+            print(describe_no_findings(run.source.job_steps, run.source.end_ns))
     return 0
 
 

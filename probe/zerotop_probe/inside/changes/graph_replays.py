@@ -24,11 +24,11 @@ class ReplayCounter:
         self._own_lines = OwnLines()
         self._write_event: Callable[..., None] | None = None
         self._names_lines = False
-        self._count = self._begin_ns = 0
+        self.count = self._begin_ns = 0
 
     def begin_recording(self, write_event: Callable[..., None], *, names_lines: bool) -> None:
         """Count for another recording from now on."""
-        self._write_event, self._names_lines, self._count = write_event, names_lines, 0
+        self._write_event, self._names_lines, self.count = write_event, names_lines, 0
 
     def install_hooks(self) -> None:
         """Wrap ``CUDAGraph.replay``. Without effect before PyTorch is loaded, or in one that implements it in C++ alone."""
@@ -40,7 +40,7 @@ class ReplayCounter:
         @functools.wraps(original)
         def replay(graph: Any) -> Any:
             result = original(graph)
-            self._count = count = self._count + 1
+            self.count = count = self.count + 1
             if count % _EVERY == 0 or count & (count - 1) == 0:
                 self._guard.run(self._record, count)
             return result

@@ -19,6 +19,8 @@ class IterationCounter:
         self._loop = loop
         self.rule = IterationRule()
         self._counting = loop.probe.counting
+        self._replays = loop.probe.graph_replays
+        self._seen_replays = 0
         self._reported_counting: set[int] = set()
         # The optimizer that was the only one when its step was counted last, its number, and how many there had been.
         self._only: Callable[[], Any] = lambda: None
@@ -30,6 +32,9 @@ class IterationCounter:
         """Count a step of an optimizer, and return whether it ends an iteration."""
         if self._counting.backwards:
             self.take_counts()
+        if self._replays.count != self._seen_replays:  # a graph that was replayed may hold the backward
+            self._seen_replays = self._replays.count
+            self.rule.expect_update(self._only_number)
         # Nearly all loops have one optimizer.
         if self._only() is optimizer and self._known_optimizers == self._loop.optimizer_count:
             return self.rule.finish_step(self._only_number, self._loop.backward_total)

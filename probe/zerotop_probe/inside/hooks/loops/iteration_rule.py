@@ -83,6 +83,10 @@ class IterationRule:
             return self._end_early(self._early)
         return number in self.counting and self._ends_round(number)
 
+    def expect_update(self, number: int) -> None:
+        """Take the next step of an optimizer for another update, although no backward was seen since its last one."""
+        self._last_backward.pop(number, None)
+
     def _ends_round(self, number: int) -> bool:
         self._stepped.add(number)
         if not self.counting <= self._stepped:

@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_node
-from zerotop.analysis.findings.support.host_load import CoreLoad, count_workers, find_longest_wait, measure_loads
+from zerotop.analysis.findings.support.host_load import (
+    CoreLoad,
+    count_workers,
+    find_longest_wait,
+    measure_loads,
+    measure_worker_cores,
+)
 from zerotop.analysis.findings.support.steps.runs import find_run_begins
 from zerotop.analysis.findings.support.thresholds import TAKEN_BUSY_SHARE
 from zerotop.recording.moments.at import find_cores
@@ -22,13 +28,23 @@ _KIND = FindingKind(
     headline="Other processes use {others_cores:.1f} of {cores:count core}, and the ranks wait for {waiting_cores:.1f} more",
     details=(
         "The ranks on {host} get {ranks_cores:.1f} cores[, and the training thread of rank {waiting_rank} waits for one in"
-        " {waiting_share:percent} of the time].[ It lasted to step {until_step:.0f}.]"
+        " {waiting_share:percent} of the time].[ The job's {workers:count DataLoader worker} use {workers_cores:.1f} more.]"
+        "[ It lasted to step {until_step:.0f}.]"
     ),
-    advice=(
-        "See which processes run beside the job[. If they are the job's own {workers:count DataLoader worker}, lower"
-        " {worker_count}]."
-    ),
+    advice="See which processes run beside the job.",
     fix="top -b -n 1 -o %CPU | head -20",
+)
+_BY_WORKERS = _KIND.with_changes(
+    headline=(
+        "Its {workers:count DataLoader worker} use {workers_cores:.1f} of {cores:count core}, and the ranks wait for"
+        " {waiting_cores:.1f} more"
+    ),
+    details=(
+        "The ranks on {host} get {ranks_cores:.1f} cores, other processes {others_cores:.1f}[, and the training thread of"
+        " rank {waiting_rank} waits for one in {waiting_share:percent} of the time].[ It lasted to step {until_step:.0f}.]"
+    ),
+    advice="Give the job more cores, or start fewer workers: they take the ranks' cores.",
+    fix="{fewer_workers_fix}",
 )
 # For how long (seconds) without a break.
 TAKEN_SECONDS = 2.0
@@ -117,11 +133,20 @@ def _select(loads: CoreLoad, taken: slice) -> tuple[Floats, Floats, Floats]:
 def _build_finding(group: Group, host: str, taken: _Taken, cores: int) -> Finding:
     begin_ns, end_ns, known_ns = taken.begin_ns, taken.end_ns, taken.known_ns
     others, waiting, ranks = (float(np.nanmean(values)) for values in taken.loads)
+    workers = count_workers(group.processes_on(host), begin_ns, end_ns)
+    own = min(others, measure_worker_cores(group.processes_on(host), begin_ns, end_ns)) if workers else 0.0
+    kind, others = _BY_WORKERS if own > others / 2 else _KIND, others - own
     evidence: dict[str, float | None] = {"others_cores": others, "ranks_cores": ranks, "waiting_cores": waiting}
+    evidence |= {"workers_cores": own} if own else {}
     slowest, share = find_longest_wait(group.processes_on(host), begin_ns, end_ns, known_ns=known_ns)
     evidence |= {"cores": cores, "until_step": group.step_at(end_ns) if taken.is_over else None}
     evidence |= {"waiting_share": share, "lost_s": share * (end_ns - begin_ns) / 1e9} if share else {}
-    workers = count_workers(group.processes_on(host), begin_ns, end_ns)
-    values: dict[str, Any] = {"host": host, "workers": workers or None, "waiting_rank": slowest, "waiting_share": share}
+    values: dict[str, Any] = {
+        "host": host,
+        "workers": workers or None,
+        "workers_cores": own or None,
+        "waiting_rank": slowest,
+        "waiting_share": share,
+    }
     ranks_on = group.ranks_on(host)
-    return _KIND.at(group, begin_ns, end_ns, evidence, known_ns=known_ns, ranks=ranks_on, cost=share or 0.0, **values)
+    return kind.at(group, begin_ns, end_ns, evidence, known_ns=known_ns, ranks=ranks_on, cost=share or 0.0, **values)

@@ -11,6 +11,7 @@ import numpy as np
 
 from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.analysis.findings.pace.data_stall import KIND
+from zerotop.analysis.findings.pace.worker_turns import find_worker_turns
 from zerotop.analysis.findings.support import Finding, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.causes.loader_causes import find_loader_cause, list_late_times
 from zerotop.analysis.findings.support.host_load import count_workers
@@ -32,6 +33,8 @@ _PLACES = ("data", UNSEEN)
 _LOADERS, _WAITING = "torch/utils/data/", "_next_data"
 # Waits that show it, or fewer if they take most of the time; measured again after this share of more steps.
 _FEWEST, _FEWEST_FAR, _MORE = 3, 2, 1 / 8
+# Steps with which turns of the workers are looked for first, whether waits were sampled or not.
+_FIRST_DUE = 32
 # A wait that is shorter than this share of the usual one has other reasons.
 _ALIKE_SHARE = 0.25
 # Iterations without a wait: their usual duration is looked for near this percentile, as every second one may wait.
@@ -92,7 +95,13 @@ def _find_next(group: Group, process: Process, seen: list[_Seen], last: _Bursts 
     if last is None or told is None:
         read = last.seen if last is not None else 0
         count = next((count for count, one in enumerate(seen[read:], read + 1) if one.waits), None)
-        return _measure_next(group, process, seen[:count], None, seen[count - 1].known_ns) if count is not None else None
+        sampled_ns = seen[count - 1].known_ns if count is not None else math.inf
+        due = last.due if last is not None else _FIRST_DUE
+        steps = process.steps_until(process.at.cursor_ns)
+        due_ns = int(steps["end_unix_ns"][due - 1]) if due <= len(steps) else math.inf
+        if (known_ns := min(sampled_ns, due_ns)) == math.inf:
+            return None
+        return _measure_next(group, process, seen[: count if sampled_ns <= due_ns else read], None, int(known_ns))
     late_ns = list_late_times(process, told.begin_ns, told.known_ns)[last.late_told :][:1]
     times = [time_ns for time_ns in late_ns if time_ns <= process.at.cursor_ns]
     if last.due <= len(steps := process.steps_until(process.at.cursor_ns)):
@@ -108,7 +117,7 @@ def _find_next(group: Group, process: Process, seen: list[_Seen], last: _Bursts 
 def _measure_next(group: Group, process: Process, seen: list[_Seen], told: Finding | None, known_ns: int) -> _Bursts:
     finding = _measure_bursts(group, process, seen, told, known_ns)
     told, steps = told or finding, process.steps_until(known_ns)["step"]
-    since = len(steps) - int(np.searchsorted(steps, told.step or 0)) if told is not None else 0
+    since = len(steps) - int(np.searchsorted(steps, told.step or 0)) if told is not None else len(steps)
     return _Bursts(finding, told, len(seen), len(steps) + math.ceil(_MORE * since))
 
 
@@ -117,9 +126,14 @@ def _measure_bursts(
 ) -> Finding | None:
     """Return the finding; None if the waits are few or short, those of epochs, or told by another finding."""
     known = [one.step for one in seen if one.waits]
-    if len(known) < _FEWEST_FAR or (told is None and group.has_found(KIND)):
-        return None
     steps = process.steps_until(known_ns)
+    if not len(steps) or (told is None and group.has_found(KIND)):
+        return None
+    turns = find_worker_turns(process, steps, known, told.step if told is not None else None)
+    if turns is not None:
+        return _build_finding(group, process, seen, turns.rows, known_ns, turns.evidence)
+    if len(known) < _FEWEST_FAR:
+        return None
     begin = int(np.searchsorted(steps["step"], known[0] if told is None else told.step or 0))
     workers = count_workers([process], int(steps["begin_unix_ns"][begin]), known_ns)
     usual_s, waited_s = _measure_waits(steps, begin, seen)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.causes.loader_causes import find_loader_cause, list_late_times
@@ -17,7 +18,7 @@ from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine
 from zerotop.analysis.findings.support.steps.onsets import select_from_onset
 from zerotop.analysis.findings.support.steps.runs import MOST_TURNS, find_settled_run, find_turns
 from zerotop.analysis.findings.support.steps.step_values import StepValues
-from zerotop.analysis.findings.support.thresholds import MORE_STEPS, SHOWN_SHARE, STALL_SECONDS, STALL_SHARE
+from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS, MORE_STEPS, SHOWN_SHARE, STALL_SECONDS, STALL_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS, ShiftFinder
 from zerotop.recording.samples import Rows
 
@@ -35,6 +36,8 @@ KIND = FindingKind(
 
 # If the other ranks have their data, and wait for this one.
 _ONE_RANK_HEADLINE = "Rank {rank} waits for data for {share:percent} of each {iteration_s:seconds} iteration"
+# From this share of an iteration on, a wait counts that is shorter than STALL_SECONDS, and no shorter than BETWEEN_SECONDS.
+_NOTABLE_SHARE = 0.25
 # Steps that are enough if counted ones are between them.
 _SPARSE_STEPS = 3
 # The share of an iteration by which waiting must rise at once.
@@ -177,13 +180,20 @@ def _list_new(
 
 def _find_first_wait(steps: Rows) -> slice | None:
     """Return the first run of steps that all waited for data."""
-    is_waiting = (steps["data_s"] >= STALL_SECONDS) & (steps["data_s"] >= STALL_SHARE * steps["iteration_s"])
+    is_waiting = _does_wait(steps) & (steps["data_s"] >= STALL_SHARE * steps["iteration_s"])
     return find_settled_run(is_waiting, steps["step"], _SPARSE_STEPS)
+
+
+def _does_wait(steps: Rows) -> NDArray[np.bool_]:
+    """Return which steps wait for data long enough to matter: in short ones a shorter wait does."""
+    least_s = np.clip(_NOTABLE_SHARE * steps["iteration_s"], BETWEEN_SECONDS, STALL_SECONDS)
+    waits: NDArray[np.bool_] = steps["data_s"] >= least_s  # false for NaN
+    return waits
 
 
 def _find_turns(steps: Rows) -> slice | None:
     """Return steps of which every n-th waits, as when n loader workers finish late together and then deliver n batches."""
-    waited_s = np.where(steps["data_s"] >= STALL_SECONDS, steps["data_s"], 0.0)  # false for NaN
+    waited_s = np.where(_does_wait(steps), steps["data_s"], 0.0)
     return find_turns(steps["step"], waited_s, np.nan_to_num(steps["iteration_s"]), STALL_SHARE)
 
 

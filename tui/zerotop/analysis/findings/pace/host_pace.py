@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -49,6 +50,9 @@ _WANDERS = FindingKind(
     headline="Iterations wander from {low_s:seconds} to {high_s:seconds} while nothing recorded changes",
     details="The median of {steps:.0f} steps is {iteration_s:seconds}; changes of pace within this range are not told.",
 )
+# Findings of other reasons for idle GPUs: their steps are not those of launches, from this share of the time on.
+_OTHER_REASONS = "data_stall", "repeated_pause", "steps_in_turn", "time_lost_in_line"
+_EXPLAINED_SHARE = 0.15
 # The first steps load and allocate, and are recorded in full.
 _FIRST_STEPS = 20
 # Steps and seconds after these with which the pace is judged first; then with each doubling of the steps.
@@ -124,9 +128,12 @@ def _find_full(window: SearchWindow[Group]) -> int | None:
 
 def _judge_next(group: Group, full_ns: int | None, before: _Verdict | None) -> _Verdict | None:
     steps = group.lead.steps
-    if before is not None and before.offers_rows and full_ns is not None:
-        next_ns = int(steps["end_unix_ns"][2 * before.steps - 1]) if len(steps) >= 2 * before.steps else full_ns
-        if full_ns <= next_ns:  # its advice is wrong from then on
+    if before is not None:
+        next_ns = int(steps["end_unix_ns"][2 * before.steps - 1]) if len(steps) >= 2 * before.steps else math.inf
+        other = _find_other_reason(group, group.lead.at.cursor_ns) if before.launching is not None else None
+        if other is not None and before.launching is not None and before.known_ns < other.known_ns <= next_ns:
+            return _end_before(group, before, before.launching, other)
+        if before.offers_rows and full_ns is not None and full_ns <= next_ns:  # its advice is wrong from then on
             known_ns = max(full_ns, before.known_ns)
             return _judge_pace(group, steps[: before.steps], before.launching, full_ns, known_ns=known_ns)
     due = 2 * before.steps if before is not None else _FIRST_STEPS + _LEAST_STEPS
@@ -135,6 +142,38 @@ def _judge_next(group: Group, full_ns: int | None, before: _Verdict | None) -> _
             return _judge_pace(group, steps[:due], before.launching if before is not None else None, full_ns)
         due += _LEAST_STEPS
     return None
+
+
+def _find_other_reason(group: Group, known_ns: int) -> Finding | None:
+    """Return the finding of another reason for which the GPU is idle: the steps since its first one wait for that, too."""
+    reasons = [
+        one
+        for one in group.findings
+        if one.name in _OTHER_REASONS
+        and one.severity is Severity.WARNING
+        and one.cost >= _EXPLAINED_SHARE
+        and one.step is not None
+        and one.known_ns <= known_ns
+    ]
+    return min(reasons, key=lambda one: one.known_ns, default=None)
+
+
+def _end_before(group: Group, before: _Verdict, launching: dict[str, Any], other: Finding) -> _Verdict:
+    """Return the end of the finding, with the numbers of the steps before those that another reason explains."""
+    steps = group.lead.steps
+    begin = steps[_FIRST_STEPS : before.steps]
+    evidence, values, cost = launching["evidence"], launching["values"], launching["cost"]
+    until_step = min(values["last_step"], (other.step or 0) - 1)
+    rows = begin[begin["step"] <= until_step]
+    if len(rows):
+        pace = _measure_pace(group, rows[len(rows) // 2 :])
+        numbers = {"iteration_s": compute_known_median(pace.rows["iteration_s"]), "steps": len(pace.rows)}
+        numbers |= {"share": 1 - pace.use, "use": pace.use, "cores": pace.cores}
+        evidence, values = evidence | numbers, values | numbers
+        cost = 1 - _measure_use(group, int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
+    until: dict[str, Any] = {"until_step": until_step}
+    found = _ENDED.at_steps(group, begin, evidence | until, known_ns=other.known_ns, cost=cost, **values | until)
+    return _Verdict(before.steps, found, None, other.known_ns, offers_rows=False)
 
 
 def _judge_pace(
@@ -153,7 +192,8 @@ def _judge_pace(
     evidence: dict[str, float] = {"iteration_s": compute_known_median(pace.rows["iteration_s"]), "steps": len(pace.rows)}
     if pace.wanders:
         evidence |= {"low_s": pace.low_s, "high_s": pace.high_s}
-    if _is_launch_bound(group, pace):
+    other = _find_other_reason(group, known_ns)
+    if other is None and _is_launch_bound(group, pace):
         evidence |= {"share": 1 - pace.use, "use": pace.use, "cores": pace.cores}
         ends = {"first_step": int(pace.rows["step"][0]), "last_step": int(pace.rows["step"][-1])}
         values = {
@@ -176,7 +216,7 @@ def _judge_pace(
         evidence = launching["evidence"] | until
         found = _ENDED.at_steps(group, begin, evidence, known_ns=known_ns, cost=launching["cost"], **values)
         return _Verdict(len(steps), found, None, known_ns, offers_rows=False)
-    wanders = pace.wanders and not _is_disturbed(group, pace.rows)
+    wanders = pace.wanders and other is None and not _is_disturbed(group, pace.rows)
     wandering = _WANDERS.at_steps(group, begin, evidence, known_ns=known_ns) if wanders else None
     return _Verdict(len(steps), wandering, None, known_ns, offers_rows=False)
 

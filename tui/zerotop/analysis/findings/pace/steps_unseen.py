@@ -10,7 +10,7 @@ import numpy as np
 from zerotop.analysis.code_line import read_line
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
-from zerotop.recording.samples import Ints
+from zerotop.recording.samples import Ints, Rows
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import EVAL, PHASE_CODE
 
@@ -30,6 +30,15 @@ _REPLAYS = _KIND.with_changes(
     details=(
         "In the {quiet_s:seconds} after it CUDA graphs were replayed {replays:,.0f} times[ at {line}], {rate:.1f} times a"
         " second[, and GPU {gpu} was used {use:percent} of the time]. {measured}"
+    ),
+)
+_UPDATES = _KIND.with_changes(
+    confidence=0.95,
+    headline="{updates:,.0f} updates since step {step} replay CUDA graphs: no steps are seen singly",
+    details=(
+        "In the {quiet_s:seconds} after it the optimizer updated {rate:.1f} times a second, and CUDA graphs were replayed at"
+        " least {replays:,.0f} times[ at {line}]: forward and backward in them are not visible. All updates are shown as"
+        " parts of one step[; GPU {gpu} was used {use:percent} of the time]. {measured}"
     ),
 )
 _BACKWARDS = _KIND.with_changes(
@@ -57,6 +66,8 @@ _GROWING = _LONGER.with_changes(
 _MEASURED = "Still measured: the use and memory of GPUs by NVML, processes, threads and output."
 # Time without steps before it is worth a word (ns), and in iterations; the share of it in which the GPU must have worked.
 _QUIET_NS, _ITERATIONS, _LEAST_USE = 10_000_000_000, 20, 0.2
+# The same, and the fewest updates, where graphs are replayed between updates: no evaluation or checkpoint has any.
+_UPDATED_NS, _MANY_UPDATES = 3_000_000_000, 20
 # Backwards without a step: so many, and so many times as many as in a usual step. They are told again after each quarter of
 # more time.
 _MANY_BACKWARDS, _USUAL_TIMES, _MORE_TIME = 20, 10, 1.25
@@ -87,14 +98,18 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
 
 def _find_gaps(window: SearchWindow[Group]) -> Iterator[_Gap]:
     process, steps = window.subject.lead, window.subject.lead.steps
+    has_replays = len(process.events_of(events.GraphReplays)) > 0
     first = max(0, window.steps(steps).start - 1)  # after the last one known before, the gap may still go on
     ends = np.append(steps["end_unix_ns"][first:], process.at.cursor_ns)
-    for index in (first + np.flatnonzero(np.diff(ends) >= _QUIET_NS)).tolist() if len(steps) else ():
+    quiet_ns = _UPDATED_NS if has_replays else _QUIET_NS
+    for index in (first + np.flatnonzero(np.diff(ends) >= quiet_ns)).tolist() if len(steps) else ():
         before = steps[max(0, index - 50) : index + 1]
         usual_s = float(np.nanmedian(before["iteration_s"])) if np.isfinite(before["iteration_s"]).any() else 0.0
         micro_steps = max(1, int(np.median(before["micro_steps"])))
         end_ns, next_ns = (int(ends[number - first]) for number in (index, index + 1))
-        looks = _list_looks(process, end_ns, max(_QUIET_NS, round(_ITERATIONS * usual_s * 1e9)), next_ns)
+        usual_ns = max(_QUIET_NS, round(_ITERATIONS * usual_s * 1e9))
+        updated = _find_updates(process, end_ns, end_ns + _UPDATED_NS) if has_replays else ()
+        looks = _list_looks(process, end_ns, _UPDATED_NS if len(updated) >= _MANY_UPDATES else usual_ns, next_ns)
         for known_ns in window.items(looks, of=end_ns):
             yield _Gap(int(steps["step"][index]), end_ns, known_ns, known_ns == looks[0], micro_steps, usual_s / micro_steps)
 
@@ -113,6 +128,8 @@ def _explain_gap(group: Group, gap: _Gap) -> Finding | None:
     spans = process.read_phases(gap.begin_ns + 1, gap.known_ns, "forward", "backward", "step").rows
     trained = spans[spans["flags"] & EVAL == 0] if len(spans) else spans
     if len(trained) and (trained["phase"] == _STEP).any():
+        if (trained["phase"] == _STEP).all() and len(trained) >= _MANY_UPDATES:
+            return _tell_updates(group.lead, gap, len(trained))
         return None  # one of several optimizers made steps, and a step of the loop has one of each
     backwards = trained[trained["phase"] == _BACKWARD] if len(trained) else trained
     if len(backwards) >= max(_MANY_BACKWARDS, _USUAL_TIMES * gap.micro_steps):
@@ -132,6 +149,24 @@ def _tell_backwards(group: Group, gap: _Gap, ends: Ints) -> Finding:
     values: dict[str, Any] = {} if is_longer else {"pass_s": None, "usual_s": None}
     cost = 1 - gap.usual_s / pass_s if is_longer else 0.0
     return kind.at(group.lead, gap.begin_ns, gap.known_ns, evidence, step=gap.step, cost=cost, **values)
+
+
+def _find_updates(process: Process, begin_ns: int, end_ns: int) -> Rows:
+    """Return the updates in a time without forwards and backwards; none if there were any of these."""
+    rows = process.read_phases(begin_ns + 1, min(end_ns, process.at.cursor_ns), "forward", "backward", "step").rows
+    return rows if len(rows) and (rows["phase"] == _STEP).all() else rows[:0]
+
+
+def _tell_updates(process: Process, gap: _Gap, updates: int) -> Finding | None:
+    """Return that the optimizer updates between replays of graphs; None without these."""
+    replays = [event for event in process.events_of(events.GraphReplays) if event.unix_ns <= gap.known_ns]
+    if not (count := _count_replays(replays, gap)):
+        return None
+    quiet_s, line = (gap.known_ns - gap.begin_ns) / 1e9, read_line(replays[-1])
+    evidence = {"quiet_s": quiet_s, "updates": updates, "replays": count, "rate": updates / quiet_s}
+    use, gpu = _measure_use(process, gap), process.gpu_key[1] if process.gpu_key is not None else None
+    values: dict[str, Any] = {"line": line.text if line is not None else None, "gpu": gpu, "measured": _MEASURED}
+    return _UPDATES.at(process, gap.begin_ns, gap.known_ns, {**evidence, "use": use}, step=gap.step, **values)
 
 
 def _explain_quiet(group: Group, gap: _Gap) -> Finding | None:

@@ -36,7 +36,7 @@ from zerotop.analysis.findings.support.links import TO_DEAD_THREADS, Kinds, is_i
 from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text
-from zerotop_probe.recording.events import Stacks
+from zerotop_probe.recording.events import GraphReplays, Stacks
 
 _ALWAYS = FindingKind(
     name="time_between_phases",
@@ -155,7 +155,7 @@ def _count_samples(event: Stacks) -> int:
 def _check_whole_training(group: Group, event: Stacks) -> Iterator[Finding]:
     lead, known_ns = group.lead, event.unix_ns
     rows = lead.phased_steps_until(known_ns)
-    if len(rows) < 2 or not all(_spends_time(one, known_ns) for one in group.processes):
+    if len(rows) < 2 or _are_replays(lead, rows) or not all(_spends_time(one, known_ns) for one in group.processes):
         return
     begin_ns = int(rows["begin_unix_ns"][0])
     delay = Delay(lead, BETWEEN, begin_ns, known_ns, known_ns)
@@ -176,6 +176,11 @@ def _check_whole_training(group: Group, event: Stacks) -> Iterator[Finding]:
         return
     values = {"cost": cost, "last_step": int(rows["step"][-1]), **line_values(line)}
     yield name_line(kind, line).at_steps(group, rows[1:], evidence, known_ns=known_ns, **values)
+
+
+def _are_replays(process: Process, rows: Rows) -> bool:
+    """Whether CUDA graphs hold the forward and backward of most steps: they run between the phases."""
+    return bool(process.events_of(GraphReplays)) and float(np.median(rows["micro_steps"])) == 0
 
 
 def _end_before(group: Group, change: Finding) -> Iterator[Finding]:

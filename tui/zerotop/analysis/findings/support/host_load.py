@@ -130,6 +130,12 @@ def count_workers(processes: Sequence[Process], begin_ns: int, end_ns: int) -> i
     return sum(max(0, int(np.nan_to_num(count, nan=-1).max())) for count in counts if len(count))
 
 
+def measure_worker_cores(processes: Sequence[Process], begin_ns: int, end_ns: int) -> float:
+    """Return the cores that DataLoader workers of ranks used in a time window, as far as that was sampled."""
+    samples = [one.host_samples.read_window(begin_ns, end_ns).rows for one in processes]
+    return sum(float(np.nan_to_num(read_column(rows, "loader_cores")).mean()) for rows in samples if len(rows))
+
+
 class CoreLoad(NamedTuple):
     """The average load of a node's cores: numbers for one interval, or arrays for many, with NaN if unknown."""
 

@@ -13,13 +13,15 @@ from zerotop.analysis.findings.support.evidence import Process
 from zerotop.analysis.findings.support.finding import FindingKind
 from zerotop.analysis.findings.support.host_load import measure_spare_cores, measure_thread_use
 from zerotop.analysis.formatting import Text, pluralize
-from zerotop.recording.samples import read_column
+from zerotop.recording.samples import Rows, read_column
 from zerotop_probe.recording.events import LoaderStacks, SampledFrame, SampledStack
 
 # Shares of the workers: that wait for the disk at a moment, that wait for a core, that compute.
 _BLOCKED_SHARE, _WAITING_SHARE, _BUSY_SHARE = 0.5, 0.25, 0.75
 # Below this share of computing and waiting for a core, workers hardly run.
 _AWAKE_SHARE = 0.5
+# By this factor workers have become busier if that is worth a word.
+_BUSIER_TIMES = 1.5
 
 # Workers that were there so shortly before a wait (ns), and in most of the training before, were those of its loader.
 _LEFT_NS, _MOST_SHARE = 5_000_000_000, 0.5
@@ -201,8 +203,7 @@ def _measure_workers(process: Process, begin_ns: int, end_ns: int) -> LoaderCaus
     spare = measure_spare_cores(process, begin_ns, end_ns)
     if not count:
         return _judge_own_loading(process, begin_ns, end_ns, spare)
-    names = ("loader_cores", "loader_waiting_cores", "loader_blocked")
-    used, waiting, blocked = (float(np.nan_to_num(read_column(rows, name)).mean()) for name in names)
+    used, waiting, blocked = _average_use(rows)
     is_one = round(count) == 1
     verbs = {"use": "uses", "wait": "waits", "run": "runs"} if is_one else {"use": "use", "wait": "wait", "run": "run"}
     values = {"count": count, "workers": pluralize(round(count), "loader worker"), **verbs, "used": used, "blocked": blocked}
@@ -217,11 +218,40 @@ def _measure_workers(process: Process, begin_ns: int, end_ns: int) -> LoaderCaus
         )
     if used >= _BUSY_SHARE * count:
         advice = _advise_more(_BUSY, round(count), spare)
-        return LoaderCause(Text("{count:.0f} {workers} {use} {used:.1f} cores: each is busy", values), advice)
+        before = _measure_before(process, begin_ns, count)
+        is_busier = before is not None and used >= _BUSIER_TIMES * before
+        values["before"] = before if is_busier else None
+        return LoaderCause(
+            Text("{count:.0f} {workers} {use} {used:.1f} cores[ instead of {before:.1f}]: each is busy", values), advice
+        )
     text = "{count:.0f} {workers} {use} {used:.1f} cores"
     if used + waiting < _AWAKE_SHARE * count:
         return LoaderCause(Text(f"{text}, and hardly {{run}}", values), _ASLEEP)
     return LoaderCause(Text(text, values), _advise_more(_MORE, round(count), spare))
+
+
+def _average_use(rows: Rows) -> tuple[float, float, float]:
+    """Return the cores that workers use, those that they wait for, and how many wait for the disk."""
+    names = ("loader_cores", "loader_waiting_cores", "loader_blocked")
+    used, waiting, blocked = (float(np.nan_to_num(read_column(rows, name)).mean()) for name in names)
+    return used, waiting, blocked
+
+
+def are_workers_busy(process: Process, begin_ns: int, end_ns: int) -> bool:
+    """Whether most of a rank's workers compute, lack a core or wait for the disk."""
+    rows = process.host_samples.read_window(begin_ns, end_ns).rows
+    rows = rows[read_column(rows, "loader_workers") > 0] if len(rows) else rows
+    return bool(len(rows)) and sum(_average_use(rows)) >= _BUSY_SHARE * float(np.median(read_column(rows, "loader_workers")))
+
+
+def _measure_before(process: Process, begin_ns: int, count: float) -> float | None:
+    """Return the cores that as many workers used in the training up to a time; None if that is not known."""
+    steps = process.steps_until(begin_ns)
+    samples = process.host_samples.read_window(int(steps["begin_unix_ns"][0]), begin_ns) if len(steps) else None
+    if samples is None or not len(samples):
+        return None
+    rows = samples.rows[read_column(samples.rows, "loader_workers") == count]
+    return _average_use(rows)[0] if len(rows) else None
 
 
 def _judge_own_loading(process: Process, begin_ns: int, end_ns: int, spare: float | None) -> LoaderCause:

@@ -1,0 +1,39 @@
+"""Waits for data that are short, and long for their iterations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from small_recording import BEGIN_NS, make_identity, make_span, read_recording, write_table
+from zerotop.analysis.findings.pace import data_stall
+from zerotop.analysis.findings.support import detection
+from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import BOUNDARY, SPANS
+from zerotop_probe.recording.writer import EventWriter
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "iteration_s", "is_told"),
+    [(0.015, 0.03, True), (0.008, 0.03, True), (0.005, 0.03, False), (0.015, 0.07, False), (0.004, 0.012, False)],
+)
+def test_a_wait_counts_by_its_part_of_the_iteration(
+    tmp_path: Path, wait_s: float, iteration_s: float, is_told: bool
+) -> None:
+    """From 5 ms on, 20 ms are always enough."""
+    spans = []
+    for step in range(60):
+        begin, work = step * iteration_s, step * iteration_s + wait_s
+        part = (iteration_s - wait_s) / 3
+        spans += [make_span(begin, work, "data", step), make_span(work, work + part, "forward", step)]
+        spans.append(make_span(work + part, work + 2 * part, "backward", step))
+        spans.append(make_span(work + 2 * part, work + 3 * part, "step", step, BOUNDARY))
+    write_table(tmp_path, SPANS, make_identity(0), *spans).close()
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    writer.write(0, events.Hello, rank=0, torch="2.11.0")
+    writer.write(0, events.Engine, engine=0, device="cuda:0", kind="loop")
+    writer.close()
+    runner = detection.Detection(recording := read_recording(tmp_path), [data_stall.detect])
+    runner.update()
+    assert [one.name for one in runner.findings_at(recording.end_ns + 60 * 10**9)] == ["data_stall"] * is_told
