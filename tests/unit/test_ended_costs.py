@@ -174,3 +174,17 @@ def test_a_slowdown_goes_on_to_cost_after_one_within_it(until: float | None, los
     ]
     costs = {cost.finding.step: cost.seconds for cost in rank_findings(shifts, steps, int(steps["end_unix_ns"][-1]))}
     assert costs[100] == pytest.approx(lost_s, rel=0.03)
+
+
+@pytest.mark.parametrize(("before_s", "lost_s"), [(0.0, 20 * 0.3), (0.1, 20 * 0.2)])
+def test_what_each_n_th_iteration_took_longer_before_is_no_part_of_its_pauses(before_s: float, lost_s: float) -> None:
+    steps = np.zeros(200, STEP_DTYPE)
+    steps["steps"], steps["step"], steps["iteration_s"] = 1, np.arange(200), 0.1
+    steps["iteration_s"][::10] = 0.4
+    steps["end_unix_ns"] = np.cumsum(steps["iteration_s"] * 1e9).astype(np.int64)
+    steps["begin_unix_ns"][1:] = steps["end_unix_ns"][:-1]
+    shown = {"iteration_s": 0.1, "pause_s": 0.3 - before_s, "longer_before_s": before_s}
+    head = "repeated_pause", 0, int(steps["end_unix_ns"][-1]), int(steps["end_unix_ns"][-1])
+    found = Finding(*head, 0, (0,), Severity.WARNING, 0.9, "", evidence=shown, cost=0.5)
+    (cost,) = rank_findings([found], steps, int(steps["end_unix_ns"][-1]))
+    assert cost.seconds == pytest.approx(lost_s)

@@ -199,7 +199,7 @@ def _measure_lost(finding: Finding, later: Rows) -> float:
         return float(np.nansum(np.clip(later["eval_s"] - finding.evidence["first_s"], 0.0, None) * later["steps"]))
     if name == "repeated_pause":  # the pauses may have ended since
         usual, pause = finding.evidence["iteration_s"], finding.evidence["pause_s"]
-        longer = later["iteration_s"] - usual
+        longer = later["iteration_s"] - usual - finding.evidence.get("longer_before_s", 0.0)
         lost = np.where(longer >= pause / 2, np.minimum(longer, 2 * pause), 0.0)
         return float(np.nansum(lost * later["steps"]))
     if name == "iteration_drift" and finding.cost:

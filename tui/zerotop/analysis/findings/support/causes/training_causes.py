@@ -7,6 +7,7 @@ Steps that need more device memory from the same step on: something in the train
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -130,17 +131,31 @@ def check_training(change: StepChange) -> Cause | None:
     earliest_ns, latest_ns = int(change.before["end_unix_ns"][-1]) - off_ns, int(change.after["end_unix_ns"][0]) + off_ns
     found = change.process.find_changes(earliest_ns, latest_ns, change.latest_ns)
     fitting = [one for one in found if one.effect_on_time * change.added_s >= 0 and not _may_be_chance(change, one)]
+    fitting = [one for one in fitting if not _is_between_far_looks(change, one)] or fitting
     if not fitting:
         return check_code(change)
     is_told = fitting[0].effect_on_time != 0 or fitting[0].line is not None
-    return Cause(describe_changes(fitting), *_advise(change, fitting[0], change.added_s), 0.95 if is_told else 0.85)
+    cause = Cause(describe_changes(fitting), *_advise(change, fitting[0], change.added_s), 0.95 if is_told else 0.85)
+    return cause._replace(between=_name_steps(change, fitting)) if _is_between_far_looks(change, fitting[0]) else cause
+
+
+def _is_between_far_looks(change: StepChange, one: TrainingChange) -> bool:
+    """Whether a setting changed at some time between two looks that are many steps apart."""
+    return one.end_ns - one.begin_ns > 1e9 * NEAR_STEPS * max(change.before_s, change.after_s)
+
+
+def _name_steps(change: StepChange, found: Sequence[TrainingChange]) -> str:
+    """Return the steps between which these settings changed."""
+    steps = change.process.steps
+    ends = min(one.begin_ns for one in found), max(one.end_ns for one in found)
+    first, last = np.minimum(np.searchsorted(steps["end_unix_ns"], ends), len(steps) - 1)
+    return f"steps {steps['step'][first]} and {steps['step'][last]}"
 
 
 def _may_be_chance(change: StepChange, one: TrainingChange) -> bool:
     """Whether a setting, which may do nothing to the pace, changed at some time around a change of pace that is small."""
     before_s, after_s = sorted((change.before_s, change.after_s))
-    is_far = one.end_ns - one.begin_ns > 1e9 * NEAR_STEPS * after_s
-    return one.effect_on_time == 0 and is_far and after_s < _LARGE_TIMES * before_s
+    return one.effect_on_time == 0 and _is_between_far_looks(change, one) and after_s < _LARGE_TIMES * before_s
 
 
 def check_repeated_training(change: StepChange) -> Cause | None:
