@@ -232,3 +232,8 @@ def test_larger_batches_take_longer_once_the_queue_of_launches_is_full(new: int,
     change = StepChange(group, steps[first - 4 : first] if new else steps[:first], steps[first:], known_ns=0)
     before, after = change.phased
     assert bool(before["tokens"].max() < after["tokens"].min()) is is_named
+
+
+def test_an_optimizer_that_runs_its_closure_again_has_no_more_micro_batches() -> None:
+    cause = find_cause(make_steps(4, 256, 1, 0.1), make_steps(16, 1024, 4, 0.4), {"optimizers": [{"class": "LBFGS"}]})
+    assert (cause.text, cause.advice, cause.fix) == ("steps have 4 passes instead of 1", "", "")
