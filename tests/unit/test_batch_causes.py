@@ -214,3 +214,26 @@ def test_more_forwards_that_train_nothing(tmp_path: Path, counts: tuple[int, int
     (shift,) = find_at_end(tmp_path, [iteration_shift.detect])
     text = f"steps have {counts[1]} forwards that train nothing instead of {counts[0]}, which take 1"
     assert (text in shift.details) is told
+
+
+@pytest.mark.parametrize(
+    ("new", "on_gpu", "is_named"),
+    [(4, True, True), (4, False, False), (12, True, False), (0, True, True)],
+    ids=["in the queue", "no queue", "too long before", "at once"],
+)
+def test_larger_batches_take_longer_once_the_queue_of_launches_is_full(new: int, *, on_gpu: bool, is_named: bool) -> None:
+    """The host of a GPU runs ahead: iterations become longer ``new`` steps after the batches have become larger."""
+    steps = np.concatenate([make_steps(4, 256, 1, 0.1)] * 6 + [make_steps(4, 512, 1, 0.1)] * 6)
+    steps["step"] = steps["end_unix_ns"] = np.arange(len(steps))
+    first = int(np.argmax(steps["tokens"] == 512)) + new
+    steps["iteration_s"][first:] = 0.15
+    process: Any = SimpleNamespace(is_on_gpu=on_gpu, phased_steps_until=lambda known_ns: steps[: known_ns + 1])
+    group = cast(Any, SimpleNamespace(processes=[process], lead=process))
+    change = StepChange(group, steps[first - 4 : first] if new else steps[:first], steps[first:], known_ns=0)
+    before, after = change.phased
+    assert bool(before["tokens"].max() < after["tokens"].min()) is is_named
+
+
+def test_an_optimizer_that_runs_its_closure_again_has_no_more_micro_batches() -> None:
+    cause = find_cause(make_steps(4, 256, 1, 0.1), make_steps(16, 1024, 4, 0.4), {"optimizers": [{"class": "LBFGS"}]})
+    assert (cause.text, cause.advice, cause.fix) == ("steps have 4 passes instead of 1", "", "")

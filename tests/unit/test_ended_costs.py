@@ -9,8 +9,9 @@ import pytest
 
 import recordings
 from zerotop.analysis.findings import Finding, Severity
-from zerotop.analysis.findings.pace import host_pace
+from zerotop.analysis.findings.pace import host_pace, iteration_shift
 from zerotop.analysis.findings.ranks import long_end
+from zerotop.analysis.findings.support.causes import batch_causes
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import measure_training_s, overlap, rank_findings
 from zerotop.analysis.reports.finding_json import list_findings_json
@@ -116,6 +117,11 @@ def test_a_share_of_some_steps_is_not_that_of_all_steps_that_it_costs() -> None:
     (cost,) = rank_findings([found], steps, int(steps["end_unix_ns"][-1]))
     assert cost.seconds == pytest.approx(0.3 * 18)
     assert cost.seconds_text == " in steps 20 to 199"
+    larger = iteration_shift._KIND.with_changes(measured_cause=batch_causes.BATCH_GROWTH)
+    shift = replace(found, name="iteration_shift", kind=larger, begin_ns=int(steps["begin_unix_ns"][120]), step=120)
+    shift = replace(shift, evidence={"before_s": 0.1, "after_s": 0.15})
+    costs = rank_findings([found, shift], steps, int(steps["end_unix_ns"][-1]))
+    assert [one.seconds_text for one in costs if one.finding is found] == [" in steps 20 to 119"]
     steps["iteration_s"][190:] = 3.0  # another cause, such as a thread that holds Python's lock
     steps["end_unix_ns"] = np.cumsum(steps["iteration_s"] * 1e9).astype(np.int64)
     steps["begin_unix_ns"][1:] = steps["end_unix_ns"][:-1]
@@ -169,3 +175,17 @@ def test_a_slowdown_goes_on_to_cost_after_one_within_it(until: float | None, los
     ]
     costs = {cost.finding.step: cost.seconds for cost in rank_findings(shifts, steps, int(steps["end_unix_ns"][-1]))}
     assert costs[100] == pytest.approx(lost_s, rel=0.03)
+
+
+@pytest.mark.parametrize(("before_s", "lost_s"), [(0.0, 20 * 0.3), (0.1, 20 * 0.2)])
+def test_what_each_n_th_iteration_took_longer_before_is_no_part_of_its_pauses(before_s: float, lost_s: float) -> None:
+    steps = np.zeros(200, STEP_DTYPE)
+    steps["steps"], steps["step"], steps["iteration_s"] = 1, np.arange(200), 0.1
+    steps["iteration_s"][::10] = 0.4
+    steps["end_unix_ns"] = np.cumsum(steps["iteration_s"] * 1e9).astype(np.int64)
+    steps["begin_unix_ns"][1:] = steps["end_unix_ns"][:-1]
+    shown = {"iteration_s": 0.1, "pause_s": 0.3 - before_s, "longer_before_s": before_s}
+    head = "repeated_pause", 0, int(steps["end_unix_ns"][-1]), int(steps["end_unix_ns"][-1])
+    found = Finding(*head, 0, (0,), Severity.WARNING, 0.9, "", evidence=shown, cost=0.5)
+    (cost,) = rank_findings([found], steps, int(steps["end_unix_ns"][-1]))
+    assert cost.seconds == pytest.approx(lost_s)

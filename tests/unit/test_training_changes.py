@@ -349,7 +349,7 @@ def test_a_change_that_is_found_late_explains_what_was_reported_before(tmp_path:
     told = [one for one in detect_findings(recording, BEGIN_NS + 50 * S) if one.name == "iteration_shift"]
     assert ["no other change was recorded" in one.details for one in told] == [True]
     (finding,) = find_named(recording, "iteration_shift")
-    assert "at the same time autocast is off instead of bf16" in finding.details
+    assert "autocast is off instead of bf16; this changed between steps 23 and 58" in finding.details
     assert finding.known_ns >= BEGIN_NS + 54 * S
 
 
@@ -407,6 +407,8 @@ def test_a_small_change_of_pace_is_no_proof_of_a_setting_that_changed_at_some_ti
     recording = write_change(record_pace(tmp_path, 0.5, after_s), 27.1, change, since_s=since_s)
     told = find_named(recording, "iteration_shift")
     assert any("attention is eager" in finding.details for finding in told) is is_named
+    when = "at the same time attention" if since_s < 10 else "; this changed between steps "
+    assert not is_named or any(when in finding.details for finding in told), told
 
 
 _MODE = {"name": "module.training", "before": "9", "after": "0", "file": "train.py", "line": 82, "function": "evaluate"}

@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from zerotop.analysis.findings import Finding, Severity, link_findings, order_by_cause
+from zerotop.analysis.findings.support.causes.batch_causes import BATCH_GROWTH
 from zerotop.analysis.steps.job_pace import measure_overlap
 from zerotop.recording.samples import Rows
 from zerotop.recording.steps.step_dtype import sum_training_s
@@ -198,7 +199,7 @@ def _measure_lost(finding: Finding, later: Rows) -> float:
         return float(np.nansum(np.clip(later["eval_s"] - finding.evidence["first_s"], 0.0, None) * later["steps"]))
     if name == "repeated_pause":  # the pauses may have ended since
         usual, pause = finding.evidence["iteration_s"], finding.evidence["pause_s"]
-        longer = later["iteration_s"] - usual
+        longer = later["iteration_s"] - usual - finding.evidence.get("longer_before_s", 0.0)
         lost = np.where(longer >= pause / 2, np.minimum(longer, 2 * pause), 0.0)
         return float(np.nansum(lost * later["steps"]))
     if name == "iteration_drift" and finding.cost:
@@ -223,8 +224,16 @@ def _select_steps(finding: Finding, findings: Sequence[Finding], steps: Rows) ->
     for other in findings:
         if other.name == finding.name and other.begin_ns > finding.begin_ns and set(other.ranks) & set(finding.ranks):
             is_chosen &= (begins < other.begin_ns) | (steps["step"] > other.evidence.get("until_step", np.inf))
+        elif finding.name == "launch_bound" and finding.begin_ns < other.begin_ns and _has_larger_batches(other):
+            is_chosen &= begins < other.begin_ns  # the GPU, with more to do for each launch, may wait for none
     chosen: Rows = steps[is_chosen]
     return chosen
+
+
+def _has_larger_batches(finding: Finding) -> bool:
+    """Whether iterations became longer because of larger batches."""
+    is_by_batches = finding.kind is not None and finding.kind.measured_cause == BATCH_GROWTH
+    return is_by_batches and finding.evidence.get("after_s", 0.0) > finding.evidence.get("before_s", 0.0)
 
 
 def _read_bytes(finding: Finding, field: str) -> float:

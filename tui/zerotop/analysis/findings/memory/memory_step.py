@@ -13,6 +13,7 @@ from zerotop.analysis.findings.support.links import Kinds, grew_with_leak, took_
 from zerotop.analysis.findings.support.memory import peak_rises
 from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look, find_growth, find_scale, read_looks
 from zerotop.analysis.findings.support.memory.peak_rises import PeakRise, SharedRise
+from zerotop.analysis.findings.support.memory.square_blocks import SquareBlocks, find_square_blocks
 from zerotop.analysis.formatting import Text, format_bytes, format_count
 from zerotop.analysis.memory import leak_holders
 from zerotop.analysis.memory.block_lines import Look
@@ -47,6 +48,7 @@ _LARGER = _KIND.with_changes(
 _TRAINING = _KIND.with_changes(confidence=0.9, advice="", fix="")
 _HELD = _KIND.with_changes(confidence=0.8, advice="{letting_go}", fix="{clearing}")
 _GRAPH = _HELD.with_changes(confidence=0.85)
+_SQUARE = _HELD.with_changes(confidence=0.9)
 _AFTER_PAUSE = _KIND.with_changes(confidence=0.5)
 _OF_SOME = "Steps on {concerned:ranks} peak at {after_bytes:bytes} instead of {before_bytes:bytes} {since}"
 _STEADY = "the peak of the other ranks is that of before"
@@ -136,7 +138,11 @@ def _build_finding(group: Group, change: SharedRise, found: FoundLook) -> Findin
         kind, reason = (kind, "inputs are larger, or of a wider type") if is_type else (_LARGER, "inputs are larger")
         cause = f"The same lines allocate as many blocks, each {scale:.1f} times as large: {reason}"
     advice = leak_holders.LeakAdvice("", "")
-    if kind is _KIND and cause == _UNKNOWN:
+    square = _find_square(step) if kind is _KIND and cause == _UNKNOWN else None
+    if square is not None:
+        kind, blocks, advice = _SQUARE, str(square.text), leak_holders.LeakAdvice(square.advice, square.fix)
+        cause = f"{blocks[:1].upper()}{blocks[1:]}"
+    elif kind is _KIND and cause == _UNKNOWN:
         kind, cause, advice = _explain_kept(step, found.known_ns)
     evidence = {"before_bytes": before_bytes, "after_bytes": after_bytes}
     for name in ("rows", "tokens"):
@@ -169,7 +175,7 @@ def _choose_advice(kind: FindingKind, group: Group, change: SharedRise) -> Findi
     """Return the kind with the advice that applies: memory is saved where it is short, and a graph always let go."""
     if kind in (_ROWS, _LENGTH) and change.others_steady and not group.has_stages:
         return kind.with_changes(advice=_EVEN_OUT, fix="")
-    return kind if kind is _GRAPH else group.keep_saving_advice(kind, int(change.rise.after["end_unix_ns"][-1]))
+    return kind if kind in (_GRAPH, _SQUARE) else group.keep_saving_advice(kind, int(change.rise.after["end_unix_ns"][-1]))
 
 
 def _explain_kept(step: PeakRise, known_ns: int) -> tuple[FindingKind, str, leak_holders.LeakAdvice]:
@@ -235,6 +241,14 @@ def _find_graph(step: PeakRise, known_ns: int) -> HeldTensors | None:
     ]
     largest = max(kept, key=lambda one: one.bytes, default=None)
     return largest if largest is not None and 2 * (largest.bytes - before[largest.text].bytes) >= step.grown_bytes else None
+
+
+def _find_square(step: PeakRise) -> SquareBlocks | None:
+    """Return the blocks of rows x rows elements that the rise consists of; None if it does not."""
+    first = step.after[0]
+    micro_rows = float(first["rows"]) / max(1, int(first["micro_steps"]))
+    between_ns = int(step.before["end_unix_ns"][-1]), int(first["end_unix_ns"])
+    return find_square_blocks(step.process, between_ns, micro_rows, step.grown_bytes)
 
 
 def _select_after(step: PeakRise) -> Rows:

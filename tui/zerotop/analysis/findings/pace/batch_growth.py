@@ -10,7 +10,7 @@ import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.causes.allocator_calls import CALLING, MANY_CALLS, count_allocs
-from zerotop.analysis.findings.support.causes.batch_causes import has_more_forwards, read_forwards
+from zerotop.analysis.findings.support.causes.batch_causes import has_more_forwards, name_pass, read_forwards
 from zerotop.analysis.findings.support.steps.growing_batches import (
     BatchHistory,
     GrowingBatches,
@@ -172,7 +172,7 @@ def _name_unit(process: Process, before: Rows, after: Rows) -> tuple[str, tuple[
     micro = tuple(float(np.median(rows["micro_steps"])) for rows in (before, after))
     size = float(np.median(sizes[0])), float(np.median(sizes[1]))
     if micro[0] > 0 and abs(size[1] / micro[1] - size[0] / micro[0]) <= _SAME_SHARE * size[0] / micro[0]:
-        return "micro-batch", (micro[0], micro[1])
+        return name_pass(process.engine), (micro[0], micro[1])
     forwards = read_forwards(process, before), read_forwards(process, after)
     if has_more_forwards(*forwards):
         return "forward", (forwards[0].number, forwards[1].number)

@@ -15,7 +15,7 @@ from zerotop.analysis.findings.support import Finding, FindingKind, Group, Searc
 from zerotop.analysis.findings.support.causes.batch_causes import BATCH_GROWTH
 from zerotop.analysis.findings.support.causes.late_ranks import blame_rank
 from zerotop.analysis.findings.support.causes.pace_shift import PaceShift
-from zerotop.analysis.findings.support.causes.step_change import name_part
+from zerotop.analysis.findings.support.causes.step_change import Cause, name_part
 from zerotop.analysis.findings.support.gpu_use import BUSY_SHARE
 from zerotop.analysis.findings.support.lines import line_findings
 from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, await_line, has_moved
@@ -254,9 +254,14 @@ def _build_finding(told: ToldShift) -> Finding:
         part=_describe_part(whole),
         cost=0.0 if is_warm_up else whole.cost,
         pid=change.process.source.pid,
-        cause=Text("at the same time {text}", {"text": cause.text}) if cause else unexplained,
+        cause=_describe_cause(cause) if cause is not None else unexplained,
         **values,
     )
+
+
+def _describe_cause(cause: Cause) -> Text:
+    template = "{text}; this changed between {between}" if cause.between else "at the same time {text}"
+    return Text(template, {"text": cause.text, "between": cause.between})
 
 
 def _has_cost_little(told: ToldShift) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from zerotop.analysis.findings.support.causes.loader_causes import find_loader_cause
 from zerotop.analysis.findings.support.causes.pause_causes import find_pause_cause
-from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
+from zerotop.analysis.findings.support.evidence import Floats, Group, Ints, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.host_load import count_workers, measure_load
 from zerotop.analysis.findings.support.lines.known_calls import COMPILE
@@ -83,6 +83,8 @@ _FEWEST_COUNTED = 20
 _USUAL_STEPS = 50
 # This many pauses in exactly every n-th iteration are no coincidence, whatever else runs on the machine.
 _REGULAR_PAUSES = 4
+# The share of a pause by which iterations at its place had been longer before, to count as the loop's own.
+_NOTABLE_SHARE = 0.05
 # The share of the slow steps' stacks that show the line, if what other steps did is not known.
 _NAMED_SHARE = 0.5
 # Pauses at one line are alike: each has at least this share of the longest one.
@@ -190,6 +192,9 @@ def _measure_pauses(
     pauses = int(is_pause.sum())
     if not _FEWEST_PAUSES <= pauses <= _MOST_ITERATIONS * len(rows):
         return None
+    as_before = _measure_before(process, rows, regular) if is_regular else 0.0
+    as_before = as_before if as_before >= _NOTABLE_SHARE * float(np.median(longer[is_pause])) else 0.0
+    longer = np.maximum(longer - as_before, 0.0)
     share = float(longer[is_pause].sum() / sum_training_s(rows))
     is_elsewhere = bool(rows["counted"].any()) and not is_usual
     if share < PAUSE_SHARE or (not is_regular and (line is None or is_elsewhere or _may_be_load(process, rows, line))):
@@ -201,7 +206,7 @@ def _measure_pauses(
         if period < _LEAST_APART:
             return None
     evidence = {"pause_s": float(np.median(longer[is_pause])), "share": share, "iteration_s": iteration, "period": period}
-    evidence |= {"pauses": pauses}
+    evidence |= {"pauses": pauses, "longer_before_s": as_before}
     values = {"last_step": int(rows["step"][-1]), **line_values(line)}
     kind = name_line(_KIND, line) if line is not None else _choose_loading(process, rows)
     may_wait = line is None or line.known_call is None
@@ -215,6 +220,19 @@ def _measure_pauses(
     elif line is not None and line.known_call is None and _is_as_ever(process, rows, period, evidence["pause_s"]):
         kind = kind.with_changes(severity=Severity.INFO)
     return kind.at_steps(process, rows, evidence, known_ns=known_ns, cost=share, concerned=concerned, **values)
+
+
+def _measure_before(process: Process, rows: Rows, regular: Ints) -> float:
+    """Return by how many seconds each n-th iteration was longer than others before the first of ``rows``; 0 if not known.
+
+    ``regular``: the indices of the pauses, each n rows after the last one.
+    """
+    period, first = int(regular[1] - regular[0]), int(rows["step"][regular[0]])
+    before = process.steps[1 : np.searchsorted(process.steps["step"], rows["step"][0])]
+    same = before["iteration_s"][(before["step"] - first) % period == 0][-_USUAL_STEPS:]
+    if len(same) < _FEWEST_PAUSES:
+        return 0.0
+    return max(0.0, float(np.nanmedian(same)) - float(np.nanmedian(before["iteration_s"][-_USUAL_STEPS * period :])))
 
 
 def _is_as_ever(process: Process, rows: Rows, period: float, pause_s: float) -> bool:

@@ -15,6 +15,7 @@ from zerotop.analysis.script_terms import set_accumulation
 from zerotop.analysis.stats.change_points import LEVEL_STEPS
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.analysis.stats.wander import measure_order
+from zerotop_probe.recording.events import EngineFacts
 from zerotop_probe.recording.tables import EVAL
 
 _GROUPS: step_change.Advice = ("Group samples of similar length, so that batches take similar time.", "{grouping_fix}")
@@ -32,6 +33,7 @@ _KEPT_SHARE = 0.02
 # Forwards that train nothing: the fewest steps that show their number, in which share of the steps it is the usual one, and
 # the part of the added time that they explain.
 _FEWEST_OF_OTHERS, _STEADY_SHARE, _EXPLAINED_SHARE = 3, 0.8, 0.5
+MICRO_BATCH = "micro-batch"
 BATCH_GROWTH = "batch_growth"
 """The kind of findings about batches that grow by a plan."""
 # A change of the iterations is found at most one step early.
@@ -53,6 +55,11 @@ def check_batch(change: step_change.StepChange) -> step_change.Cause | None:
         cause = cause._replace(is_expected=cause.is_expected or growth.is_planned, finding=BATCH_GROWTH)
     # The larger batches are another change, with a finding of its own.
     return cause._replace(has_own_finding=True) if cause is not None and _changes_later(*change.phased) else cause
+
+
+def name_pass(engine: EngineFacts) -> str:
+    """Name what a step has several of: an optimizer such as L-BFGS runs its closure again, on the same batch."""
+    return "pass" if any(one.class_ == "LBFGS" for one in engine.optimizers or ()) else MICRO_BATCH
 
 
 def name_owner(group: Group, last_before: int, first_after: int, known_ns: int) -> str:
@@ -129,7 +136,10 @@ def _compare_batches(
     is_expected = bool(larger >= slower)
     count = _compute_growth(parts, "micro_steps")
     if count is not None and _is_same_size(growth, count):
-        text = f"{owner}steps have {format_count(round(count[1]), 'micro-batch')} instead of {count[0]:.0f}"
+        unit = name_pass(change.process.engine)
+        text = f"{owner}steps have {format_count(round(count[1]), unit)} instead of {count[0]:.0f}"
+        if unit != MICRO_BATCH:
+            return step_change.Cause(text, "", "", 0.8, is_expected=is_expected)
         fix = set_accumulation(change.process.engine, round(count[0]))
         # Less certain than a change of the training: an optimizer that calls a closure forwards and backwards more often.
         return step_change.Cause(text, _MICRO_STEPS, fix, 0.8, is_expected=is_expected)

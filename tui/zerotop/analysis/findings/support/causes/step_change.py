@@ -13,6 +13,7 @@ from zerotop.analysis.code_line import CodeLine
 from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Records, Rows, Samples
 from zerotop.analysis.findings.support.gpu_use import measure_gpu_use
 from zerotop.analysis.findings.support.lines.line_findings import measure_between
+from zerotop.analysis.findings.support.steps.growing_batches import get_batch_sizes
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.recording.events.event_files import select_events
 from zerotop.recording.steps.step_dtype import has_phases
@@ -30,6 +31,8 @@ _BETWEEN = "between the phases (data, forward, backward, step)"
 _ENOUGH_STEPS, _MOST_STEPS = 3, 5
 # Steps after a change in which others with phases show its parts.
 _NEAR_STEPS = 64
+# The most steps that a host may be ahead of its GPU, when its batches become larger.
+_QUEUED_STEPS = 10
 # NVML looks back so long (ns), and the use of a GPU before a change is that of at least two seconds.
 _LOOK_BACK_NS, _USED_NS = 200_000_000, 2_000_000_000
 
@@ -53,6 +56,7 @@ class Cause(NamedTuple):
     callee: str = ""  # the function that this line must call
     line: CodeLine | None = None  # the line that causes it, where it is known without stacks of the delay
     is_host: bool = False  # whether ranks lacked cores, perhaps for a while only
+    between: str = ""  # the steps between which it was made, if these are far apart: ``steps 0 and 160``
     is_code: bool = False  # whether other code runs since, for which the GPU may have more work
 
 
@@ -123,7 +127,23 @@ class StepChange:
             known = self.process.phased_steps_until(self.latest_ns)
             after = known[np.searchsorted(known["step"], self.step) :][:_MOST_STEPS]
             after = after[after["step"] < self.step + _NEAR_STEPS]  # later ones may be after another change
-        return before, after
+        return self._drop_queued(before, after), after
+
+    def _drop_queued(self, before: Rows, after: Rows) -> Rows:
+        """Return the steps before the change, or earlier ones if the last of them have the batches of those after it.
+
+        A host that does not wait for its GPU takes longer only once the queue of launches is full, some steps later.
+        """
+        if not self.process.is_on_gpu or not len(before) or not len(after):
+            return before
+        known = self.process.phased_steps_until(int(before["end_unix_ns"][-1]))
+        is_new = get_batch_sizes(known) == int(np.median(get_batch_sizes(after)))
+        first = len(known) - int(np.argmin(is_new[::-1]))
+        if not 0 < first < len(known) or is_new.all() or known["step"][first] < self.step - _QUEUED_STEPS:
+            return before
+        earlier = known[:first][-_MOST_STEPS:]
+        is_steady = not np.ptp(get_batch_sizes(earlier))
+        return earlier if is_steady and self._are_like_before(earlier) else before
 
     def _are_like_before(self, rows: Rows) -> bool:
         """Whether earlier steps took about as long as those before the change: they differ by less than half of it."""

@@ -7,12 +7,17 @@ Steps that need more device memory from the same step on: something in the train
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from zerotop.analysis.code_line import CodeLine
 from zerotop.analysis.findings.support.causes.code_causes import check_code
 from zerotop.analysis.findings.support.causes.step_change import BREAKDOWN, Advice, Cause, StepChange
-from zerotop.analysis.findings.support.memory.looks import find_growth, read_looks
+from zerotop.analysis.findings.support.evidence import Rows
+from zerotop.analysis.findings.support.memory.looks import LineGrowth, find_growth, read_looks
+from zerotop.analysis.findings.support.memory.square_blocks import SquareBlocks, find_square_blocks
 from zerotop.analysis.findings.support.mode_uses import NAMES, list_uses
 from zerotop.analysis.findings.support.thresholds import NEAR_STEPS
 from zerotop.analysis.formatting import Text
@@ -51,6 +56,19 @@ def check_memory(change: StepChange) -> Cause | None:
             "{made}, and steps began to allocate {grown:bytes} more", {"made": describe_changes(made), "grown": grown}
         )
         return Cause(both, *_advise(change, made[0], change.added_s), _MADE_CONFIDENCE, finding="memory_step")
+    square = _find_square(change, rows, first, grown)
+    return _describe_rise(change, grown, _find_grown_line(change), square)
+
+
+def _find_square(change: StepChange, rows: Rows, first: int, grown: int) -> SquareBlocks | None:
+    """Return the blocks of rows x rows elements by which the peak rose in the step at an index."""
+    between_ns = int(rows["end_unix_ns"][first - 1]), int(rows["end_unix_ns"][first])
+    micro_rows = float(rows["rows"][first]) / max(1, int(rows["micro_steps"][first]))
+    return find_square_blocks(change.process, between_ns, micro_rows, grown)
+
+
+def _find_grown_line(change: StepChange) -> LineGrowth | None:
+    """Return the line that allocates more since a change, from the looks before and after it."""
     earlier = None
     for look in read_looks(change.process, PEAK):
         if look.first_step < change.step:
@@ -58,18 +76,26 @@ def check_memory(change: StepChange) -> Cause | None:
         elif (
             look.known_ns <= change.latest_ns and earlier is not None and (growth := find_growth(look, earlier)) is not None
         ):
-            text = (
-                "steps began to allocate {grown:bytes} more, at least {part:bytes} of it at {line}[, in {now} blocks instead"
-                " of {then}]"
-            )
-            values = {"grown": grown, "part": min(grown, growth.grown_bytes), "line": growth.line.text}
-            advice = _ADVICE
-            if growth.counts is not None:
-                values |= dict(zip(("then", "now"), growth.counts, strict=True))
-                advice = _OFTEN_ADVICE
-            return Cause(Text(text, values), advice, growth.line.location, _CONFIDENCE, finding="memory_step")
-    text = "steps began to allocate {grown:bytes} more"
-    return Cause(Text(text, {"grown": grown}), *BREAKDOWN, _CONFIDENCE, finding="memory_step")
+            return growth
+    return None
+
+
+def _describe_rise(change: StepChange, grown: int, growth: LineGrowth | None, square: SquareBlocks | None) -> Cause:
+    """Return the cause that steps allocate so many bytes more: what is known of the blocks, and the line."""
+    values: dict[str, Any] = {"grown": grown}
+    if square is not None:
+        values |= {"blocks": square.text, "line": growth.line.text if growth is not None else None}
+        text = Text("steps began to allocate {grown:bytes} more[ at {line}]: {blocks}", values)
+        return Cause(text, square.advice, square.fix, _MADE_CONFIDENCE, finding="memory_step")
+    text, advice, fix = Text("steps began to allocate {grown:bytes} more", values), *BREAKDOWN
+    if growth is not None:
+        values |= {"part": min(grown, growth.grown_bytes), "line": growth.line.text}
+        text = Text(f"{text.template}, at least {{part:bytes}} of it at {{line}}", values)
+        advice, fix = _ADVICE, growth.line.location
+        if growth.counts is not None:
+            values |= dict(zip(("then", "now"), growth.counts, strict=True))
+            text, advice = Text(f"{text.template}, in {{now}} blocks instead of {{then}}", values), _OFTEN_ADVICE
+    return Cause(text, advice, fix, _CONFIDENCE, finding="memory_step")
 
 
 def check_modes(change: StepChange) -> Cause | None:
@@ -106,17 +132,31 @@ def check_training(change: StepChange) -> Cause | None:
     earliest_ns, latest_ns = int(change.before["end_unix_ns"][-1]) - off_ns, int(change.after["end_unix_ns"][0]) + off_ns
     found = change.process.find_changes(earliest_ns, latest_ns, change.latest_ns)
     fitting = [one for one in found if one.effect_on_time * change.added_s >= 0 and not _may_be_chance(change, one)]
+    fitting = [one for one in fitting if not _is_between_far_looks(change, one)] or fitting
     if not fitting:
         return check_code(change)
     is_told = fitting[0].effect_on_time != 0 or fitting[0].line is not None
-    return Cause(describe_changes(fitting), *_advise(change, fitting[0], change.added_s), 0.95 if is_told else 0.85)
+    cause = Cause(describe_changes(fitting), *_advise(change, fitting[0], change.added_s), 0.95 if is_told else 0.85)
+    return cause._replace(between=_name_steps(change, fitting)) if _is_between_far_looks(change, fitting[0]) else cause
+
+
+def _is_between_far_looks(change: StepChange, one: TrainingChange) -> bool:
+    """Whether a setting changed at some time between two looks that are many steps apart."""
+    return one.end_ns - one.begin_ns > 1e9 * NEAR_STEPS * max(change.before_s, change.after_s)
+
+
+def _name_steps(change: StepChange, found: Sequence[TrainingChange]) -> str:
+    """Return the steps between which these settings changed."""
+    steps = change.process.steps
+    ends = min(one.begin_ns for one in found), max(one.end_ns for one in found)
+    first, last = np.minimum(np.searchsorted(steps["end_unix_ns"], ends), len(steps) - 1)
+    return f"steps {steps['step'][first]} and {steps['step'][last]}"
 
 
 def _may_be_chance(change: StepChange, one: TrainingChange) -> bool:
     """Whether a setting, which may do nothing to the pace, changed at some time around a change of pace that is small."""
     before_s, after_s = sorted((change.before_s, change.after_s))
-    is_far = one.end_ns - one.begin_ns > 1e9 * NEAR_STEPS * after_s
-    return one.effect_on_time == 0 and is_far and after_s < _LARGE_TIMES * before_s
+    return one.effect_on_time == 0 and _is_between_far_looks(change, one) and after_s < _LARGE_TIMES * before_s
 
 
 def check_repeated_training(change: StepChange) -> Cause | None:
