@@ -26,16 +26,25 @@ from zerotop.analysis.memory.expected.peak_moments import LOSS, REDUCTION
 from zerotop.analysis.memory.expected.zero_model import is_foreach
 from zerotop.analysis.memory.kept_memory import Leak
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
+from zerotop.analysis.sweeps import baseline
 from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes, choose_setting
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.grading import ask_for
 from zerotop.analysis.sweeps.ranking import build_recorded, find_hardware
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
 from zerotop.analysis.sweeps.what_if_time import find_time_obstacle, predict_time
-from zerotop.analysis.sweeps.what_if_verdict import describe_recorded, judge_gpu, list_ledger
+from zerotop.analysis.sweeps.what_if_verdict import (
+    describe_baseline,
+    describe_changes,
+    describe_recorded,
+    describe_time,
+    judge_gpu,
+    list_ledger,
+)
 from zerotop.cli import main
 from zerotop.commands.common.estimate_text import format_options, recommend
 from zerotop.commands.measuring.machine_file import MachineFigures, find_machine_file, write_figures
+from zerotop.recording.moments.devices import locate_allocators
 from zerotop.recording.reader import Recording
 from zerotop.recording.samples import Samples
 from zerotop_probe.recording.events import EngineFacts
@@ -119,6 +128,31 @@ def test_twice_the_length_within_one_recording() -> None:
     low, _, high = predict_time(base, base.setup, later.work, 1).seconds
     assert later.times is not None
     assert low < later.times.iteration < high
+
+
+def test_ranks_that_share_a_gpu_must_all_fit_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = open_recording("x2-fsdp2")
+    apart = read_baseline(recording)
+    located = locate_allocators(recording.at())
+    monkeypatch.setattr(baseline, "locate_allocators", lambda _at: dict.fromkeys(located, next(iter(located.values()))))
+    base = read_baseline(recording)
+    assert (apart.gpus, apart.ranks_on_gpu, base.gpus, base.ranks_on_gpu) == (2, 1, 1, 2)
+    assert "on 1 x 1 " in describe_baseline(base)
+    assert ", 2 ranks on each" in describe_baseline(base)
+    answer = answer_changes(base, Changes(gpus=1))
+    assert not answer.is_changed
+    assert answer.room is not None
+    assert answer.room.needed == pytest.approx(2 * (answer.memory.allocated.high + answer.memory.context.high), rel=0.1)
+    assert answer.host_needed == 2 * answer.memory.host.high
+    whole, own = ((one, answer_changes(one, Changes())) for one in (base, apart))
+    before, after = (re.search(r"MFU ([\d.]+)", describe_time(one[1])) for one in (own, whole))
+    assert before is not None and after is not None
+    assert float(after[1]) == pytest.approx(2 * float(before[1]), rel=0.05)
+    spread = answer_changes(base, Changes(gpus=2))
+    assert spread.memory.needed < 0.6 * answer.memory.needed
+    assert "GPUs 1 -> 2, ranks on each GPU 2 -> 1" in describe_changes(spread)
+    assert "Ranks share a GPU in the recording" in spread.time.reason
+    assert answer_changes(base, Changes(gpus=1, micro_batch=base.work.micro_batch * 2)).time.reason
 
 
 def test_more_tokens_never_need_less() -> None:

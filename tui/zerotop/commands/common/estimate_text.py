@@ -48,7 +48,7 @@ def _advise(rows: Sequence[OptionEstimate], hardware: Hardware) -> str:
     if in_gpu:
         least = min(in_gpu, key=lambda row: row.host_bytes)
         has = format_bytes(hardware.host_bytes or 0)
-        needed = format_bytes(least.memory.host.high * least.gpus)
+        needed = format_bytes(least.memory.host.high * least.node_ranks)
         return (
             f"Nothing fits: {name_option(least, rows)} fits in {size}, but may need {needed} of a node's memory, which has"
             f" {has}; fewer ranks on a node or offload to NVMe need less."
