@@ -22,7 +22,11 @@ def draw_peaks(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, foc
     if view.peaks is None:
         rows = [draw_rule(panel_title("Peaks by phase", focused), width, glyphs)]
         if height > 1:
-            reason = "Peaks by phase need a GPU: no rank recorded its allocator." if view.rank is not None else ""
+            reason = (
+                "Peaks by phase are those of PyTorch's allocator on a GPU, which no rank recorded."
+                if view.rank is not None
+                else ""
+            )
             rows.append(fit_row(((fit_text(reason, width, glyphs), "muted"),), width, glyphs))
         return fit_height(rows, width, height, glyphs)
     peaks = view.peaks.phases
