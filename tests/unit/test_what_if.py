@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -24,7 +25,7 @@ from zerotop.analysis.findings.support.gpu_use import measure_gpu_use, measure_u
 from zerotop.analysis.formatting import format_bytes, format_seconds
 from zerotop.analysis.memory.expected.peak_moments import LOSS, REDUCTION
 from zerotop.analysis.memory.expected.zero_model import is_foreach
-from zerotop.analysis.memory.kept_memory import Leak
+from zerotop.analysis.memory.kept_memory import Leak, find_leak
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.sweeps import baseline
 from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes, choose_setting
@@ -48,6 +49,7 @@ from zerotop.recording.moments.devices import locate_allocators
 from zerotop.recording.reader import Recording
 from zerotop.recording.samples import Samples
 from zerotop_probe.recording.events import EngineFacts
+from zerotop_probe.recording.tables import END, PHASE_CODE
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -146,7 +148,8 @@ def test_ranks_that_share_a_gpu_must_all_fit_on_it(monkeypatch: pytest.MonkeyPat
     assert answer.host_needed == 2 * answer.memory.host.high
     whole, own = ((one, answer_changes(one, Changes())) for one in (base, apart))
     before, after = (re.search(r"MFU ([\d.]+)", describe_time(one[1])) for one in (own, whole))
-    assert before is not None and after is not None
+    assert before is not None
+    assert after is not None
     assert float(after[1]) == pytest.approx(2 * float(before[1]), rel=0.05)
     spread = answer_changes(base, Changes(gpus=2))
     assert spread.memory.needed < 0.6 * answer.memory.needed
@@ -221,13 +224,56 @@ def test_the_recorded_setting_takes_no_less_than_was_allocated(capsys: pytest.Ca
     said = ask(capsys, "gpu-lines-leak")
     verdict, growth = said.splitlines()[:2]
     assert f"{format_bytes(same.room.needed)} of " in verdict
-    assert f"{format_bytes(most)} allocated in {base.highest_peak.describe_steps()}. The rows are of step " in verdict
+    assert f"{format_bytes(most)} allocated in {base.highest_peak.describe_steps()}, but memory grew by " in verdict
+    assert ". The rows are of step " in verdict
     assert growth.startswith("Its memory grew to the end: steps 300 to 599 left 9.34 GiB behind, 32.0 MiB each.")
     assert "evaluation" not in said
     other = answer_changes(base, Changes(micro_batch=1))
     assert other.measured_more is None
     assert next(describe_recorded(other)) == growth
     assert not [*describe_recorded(answer_changes(read("z2"), Changes()))]
+
+
+def test_nothing_fits_for_long_where_memory_grew_to_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """The recording grew by 32 MiB a step from step 300 on, of which its forecast has what had grown by then."""
+    base, name = read("gpu-lines-leak"), "gpu-lines-leak"
+    assert base.leak is not None
+    assert base.steps is not None
+    text = "but memory grew by 32.0 MiB a step: full near step "
+    lines = ask(capsys, name).splitlines()
+    assert ", fits so far: it needed up to " in lines[0]
+    assert text in lines[0]
+    answer = answer_changes(base, Changes(micro_batch=2 * base.work.micro_batch))
+    assert answer.room is not None
+    assert answer.full_steps is not None
+    assert answer.full_steps[0] == base.steps[1] + int(answer.room.spare / base.leak.bytes_each)
+    assert answer.full_steps[1] == base.steps[1] + int(answer.room.spare / base.leak.bytes_each / 2)
+    assert ", fits at first: it needs at most " in judge_gpu(answer)
+    assert judge_gpu(answer).endswith(f"or near {answer.full_steps[1]:,} if it grows with the batch, by 64.0 MiB.")
+    recommended = recommend([build_recorded(answer, "none")], find_hardware(answer))
+    assert " fits at first: it needs" in recommended
+    assert text in recommended
+    assert answer_changes(base, Changes(), gpu_bytes=1 << 30).full_steps is None
+    assert answer_changes(read("z2"), Changes()).full_steps is None
+
+
+def make_levels(steps: Sequence[int], held: Sequence[int]) -> Any:
+    rows = np.zeros(
+        len(steps), [("step", "i8"), ("edge", "i8"), ("phase", "i8"), ("device", "i8"), ("allocated_bytes", "i8")]
+    )
+    rows["step"], rows["allocated_bytes"] = steps, np.array(held) << 20
+    rows["edge"], rows["phase"] = END, PHASE_CODE["step"]
+    return SimpleNamespace(until=lambda _ns: rows)
+
+
+def test_a_leak_is_seen_across_steps_without_readings() -> None:
+    steps = [0, 1, 2, 60, 80, 130, 131, 132, 133]
+    leak = find_leak(make_levels([*steps, 134], [*(400 + 80 * max(0, step - 70) for step in steps), 0]), 0)
+    assert leak is not None
+    assert (leak.since_step, leak.until_step, leak.bytes_each) == (69, 133, pytest.approx(80 << 20, rel=0.03))
+    assert leak.is_going_on
+    jump = [400, 400, 400, 400, 402, 4400, 4402, 4404, 4406]
+    assert find_leak(make_levels(steps, jump), 0) is None
 
 
 def test_growth_that_reached_a_level_has_a_bound() -> None:

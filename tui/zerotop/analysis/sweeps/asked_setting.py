@@ -129,6 +129,27 @@ class WhatIfAnswer:
         return None if self.is_changed or self.base.highest_peak is None else self.base.highest_peak.allocated_bytes
 
     @property
+    def full_steps(self) -> tuple[int, int] | None:
+        """The steps near which memory that grows as recorded fills a GPU: by as much a step, and in proportion to the batch.
+
+        None where the recording's memory does not grow to the end, the size of the GPU is not known, or nothing is spare.
+        """
+        room, leak = self.memory.measure_room(self.gpu_bytes, self.limit_bytes), self.base.leak
+        if leak is None or room is None or room.spare <= 0:
+            return None
+        each = leak.bytes_each * (1 if room.is_limited else self.setting.ranks_on_gpu)
+        # The forecast has what had grown up to its steps.
+        since = max(leak.since_step, self.base.steps[1] if self.base.steps is not None else 0)
+        steps = [since + int(room.spare / (each * ratio)) for ratio in (1.0, self.batch_ratio)]
+        return steps[0], steps[1]
+
+    @property
+    def batch_ratio(self) -> float:
+        """The tokens, or rows, of a micro-batch beside those that were recorded."""
+        asked, recorded = (one.micro_batch * (one.sequence or 1) for one in (self.setting.work, self.base.work))
+        return asked / recorded
+
+    @property
     def host_needed(self) -> float | None:
         """The upper end of the memory that the ranks of a node need in all."""
         return self.memory.host.high * self.setting.node_ranks if self.base.host_rss is not None else None

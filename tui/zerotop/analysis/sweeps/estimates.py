@@ -124,6 +124,7 @@ class OptionEstimate:
     offloaded_share: float = 1.0  # of the optimizer, where it is offloaded
     measured_most: int | None = None  # allocated by a recording of this option, outside of the steps of the estimate
     has_failed: bool = False  # a recording of this option ran out of GPU memory
+    growth: str = ""  # how memory that grew in the recording fills a GPU, if it does not at first
     left_out: PostMortem | None = None  # a failure of the recording that the estimate does not have
 
     def is_usable(self, hardware: Hardware) -> bool:

@@ -128,14 +128,21 @@ def judge_gpu(answer: WhatIfAnswer) -> Text:
         values["last"] = name_steps(answer.base.steps) if answer.base.steps is not None else "its steps"
         return Text(f"{start}{rest}", values)
     if answer.measured_more is not None and answer.base.steps is not None:
-        values |= {"most": answer.measured_more, "steps": describe_peak(answer.base), "last": answer.base.steps[1]}
+        growth = describe_growth(answer)
+        values |= {
+            "growth": growth or None,
+            "most": answer.measured_more,
+            "steps": describe_peak(answer.base),
+            "last": answer.base.steps[1],
+        }
         verdict = {
-            True: ", fits: it needed up to {needed:bytes} of {size}",
+            True: f", fits{' so far' if growth else ''}: it needed up to {{needed:bytes}} of {{size}}",
             False: ", does not fit {size}: it needed {needed:bytes}",
         }
         start = verdict[answer.fits] if answer.fits is not None else ": it needed up to {needed:bytes} of each GPU"
         values["forecast"] = answer.memory.allocated.likely
-        rest = ", with {most:bytes} allocated in {steps}. The rows are of step {last}, which allocated {forecast:bytes}."
+        rest = ", with {most:bytes} allocated in {steps}[, {growth}]."
+        rest += " The rows are of step {last}, which allocated {forecast:bytes}."
         return Text(f"{{name}}{start}{rest}", values)
     values["start"] = answer.base.start_peak
     more = " Before the first step, the recording allocated up to {start:bytes}."
@@ -147,6 +154,9 @@ def judge_gpu(answer: WhatIfAnswer) -> Text:
         sentence = (
             "{name}: without {part}, it needs at most {needed:bytes} of {size}; whether it fits with that is not known."
         )
+    elif growth := describe_growth(answer):
+        values["growth"] = growth
+        sentence = "{name}, fits at first: it needs at most {needed:bytes} of {size}, {spare:bytes} to spare, {growth}."
     elif answer.fits:
         sentence = "{name}, fits: it needs at most {needed:bytes} of {size}, {spare:bytes} to spare."
     elif _find_sum(answer.memory, "needed", room.is_limited).low < room.size:
@@ -154,6 +164,18 @@ def judge_gpu(answer: WhatIfAnswer) -> Text:
     else:
         sentence = "{name}, does not fit: it needs {needed:bytes} of {size}, {spare:bytes} too much."
     return Text(sentence + more, values)
+
+
+def describe_growth(answer: WhatIfAnswer) -> str:
+    """Return by how much memory grew a step in the recording, and when that fills a GPU; "" where it does not grow."""
+    leak, full = answer.base.leak, answer.full_steps
+    if leak is None or full is None or not answer.fits:
+        return ""
+    text = f"but memory grew by {format_bytes(leak.bytes_each)} a step: full near step {full[0]:,}"
+    if answer.batch_ratio == 1:
+        return text
+    scaled = format_bytes(leak.bytes_each * answer.batch_ratio)
+    return f"{text}, or near {full[1]:,} if it grows with the batch, by {scaled}"
 
 
 def name_left_out(failure: PostMortem) -> str:
