@@ -634,6 +634,13 @@ def test_the_fastest_is_of_those_whose_speed_is_known(capsys: pytest.CaptureFixt
     assert 1 < int(found[1]) < int(found[2])
 
 
+def test_batches_that_differ_are_told_as_the_reason() -> None:
+    base = replace(read("gpu-gpt2"), times=None)
+    assert "too few steps" in find_time_obstacle(base, base.setup, base.work, 1)
+    reason = find_time_obstacle(replace(base, batches_differ=True), base.setup, base.work, 1)
+    assert reason.startswith("The batches of the steps with the times of their phases differ")
+
+
 def test_phases_without_times_tell_nothing_of_another_batch() -> None:
     base = read("z2")
     assert base.times is not None
@@ -696,6 +703,9 @@ def test_a_fused_optimizer_that_deepspeed_wraps_needs_no_temporaries() -> None:
         facts = {"inner_optimizer": "AdamW", "optimizers": [{"class": "AdamW", "settings": settings}]}
         forms.append(is_foreach(EngineFacts(facts)))
     assert forms == [False, False, True, True]
+    for name, package in (("Lion", "__main__"), ("SGD", "torch"), ("AdamW", "bitsandbytes")):
+        facts = {"inner_optimizer": name, "optimizers": [{"class": name, "package": package, "settings": {}}]}
+        assert not is_foreach(EngineFacts(facts))
 
 
 def test_two_buckets_of_overlapped_communication_decide_a_small_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,7 @@ class Baseline:
     model: str = ""  # its class
     steps: tuple[int, int] | None = None  # the first and the last of those whose memory counts
     timed_steps: tuple[int, int] | None = None  # likewise of the times: more, where only the memory changed
+    batches_differ: bool = False  # of the steps with times, so that none stands for the others
     pace_change: int | None = None  # the step at which the median changed before them, else the next one after them
     mean_s: float | None = None  # of the iterations up to the next such change, pauses included
     later: tuple[int, float] | None = None  # the step of the next such change, and the median iteration since then
@@ -162,6 +163,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         model=str(engine.model or ""),
         steps=(int(chosen.rows["step"][0]), int(chosen.rows["step"][-1])),
         timed_steps=(int(chosen.timed["step"][0]), int(chosen.timed["step"][-1])) if len(chosen.timed) else None,
+        batches_differ=chosen.batches_differ,
         pace_change=chosen.pace_change,
         limit_bytes=_find_limit(at, ranks, gpu_bytes),
         failure=_find_failure(at) if until_step is None else None,

@@ -124,8 +124,14 @@ def build_recorded(answer: WhatIfAnswer, offload: str, own: Sequence[Estimate] =
     has_failed = failure is not None and not failure.is_on_host
     fits_host = False if failure is not None and failure.is_on_host else option.fits_host
     most, left_out = answer.measured_most, answer.left_out or (failure if has_failed else None)
-    kept = {"measured_most": most, "has_failed": has_failed, "left_out": left_out, "fits_host": fits_host}
-    return replace(option, growth=describe_growth(answer), **kept)
+    return replace(
+        option,
+        measured_most=most,
+        has_failed=has_failed,
+        growth=describe_growth(answer),
+        left_out=left_out,
+        fits_host=fits_host,
+    )
 
 
 def rank_options(options: Iterator[OptionEstimate] | Sequence[OptionEstimate], hardware: Hardware) -> list[OptionEstimate]:
