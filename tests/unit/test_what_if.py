@@ -147,6 +147,7 @@ def test_ranks_that_share_a_gpu_must_all_fit_on_it(monkeypatch: pytest.MonkeyPat
     assert answer.room.needed == pytest.approx(2 * (answer.memory.allocated.high + answer.memory.context.high), rel=0.1)
     assert answer.host_needed == 2 * answer.memory.host.high
     whole, own = ((one, answer_changes(one, Changes())) for one in (base, apart))
+    assert re.search(r"; at that pace [\d,]+ tokens/s, MFU ", describe_time(answer))
     before, after = (re.search(r"MFU ([\d.]+)", describe_time(one[1])) for one in (own, whole))
     assert before is not None
     assert after is not None

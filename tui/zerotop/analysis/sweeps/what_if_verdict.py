@@ -243,7 +243,7 @@ def describe_time(answer: WhatIfAnswer) -> str:
     text = f"Time of a {'usual ' if is_usual else ''}step: {format_seconds(before)} -> {format_seconds(likely)}{between}"
     if answer.setting.work.sequence:
         tokens = answer.setting.work.tokens * answer.setting.work.accumulation * answer.setting.setup.ranks
-        text += f", {tokens / likely:,.0f} tokens/s"
+        text += f"; at that pace {tokens / likely:,.0f} tokens/s"
         base, setup = answer.base, answer.setting.setup
         gpus = answer.setting.gpus * answer.setting.nodes
         sizes = (setup.parameters, setup.trainable, gpus)
