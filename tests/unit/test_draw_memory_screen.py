@@ -174,6 +174,15 @@ def test_peaks_by_phase(tmp_path: Path) -> None:
     assert lines[1].split()[-1] == "1"
 
 
+def test_a_peak_of_several_phases_has_a_step_but_no_micro_step(tmp_path: Path) -> None:
+    view = view_of(record_two_steps(tmp_path), 29.5)
+    assert view.peaks is not None
+    unknown = replace(view.peaks, phases=tuple(replace(one, micro_step=-1) for one in view.peaks.phases))
+    lines = rows_text(draw_peaks(replace(view, peaks=unknown, micro_steps=2), 60, 8, BLOCKS)).splitlines()
+    assert "step/micro" in lines[0]
+    assert lines[1].split()[-1] == "1"
+
+
 def test_health() -> None:
     recording = recordings.open_recording("z2-oom")
     view = read_memory_view(recording.at(recording.last_written_ns))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import recordings
 from memory_recording import (
     GIB,
+    HELD_LIST,
     PARTS,
     UUID,
     PlantedRecording,
@@ -172,7 +173,7 @@ def test_gradients_are_there_from_the_end_of_the_backward_to_the_end_of_the_upda
 def test_each_row_names_its_basis(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path).open_recording()
     basis = {second: {row.key: row.basis for row in read_only_ledger(recording, second).rows} for second in (5, 17.5, 28)}
-    assert basis[5]["parameters"] == basis[5]["gradients"] == "tensors counted before the training"
+    assert basis[5]["parameters"] == basis[5]["gradients"] == "tensors counted before the first update"
     assert basis[17.5]["gradients"] == "tensors counted in step 0, before the first update"
     assert basis[28]["optimizer_state"] == "tensors counted in step 0, after the first update"
     assert basis[28]["gradients"] == "tensors counted in step 0, before the first update"
@@ -353,6 +354,25 @@ def test_workspaces_are_counted_among_larger_blocks_and_are_few(
     recording = record_two_steps(tmp_path)
     recording.write_inventory(18.6, "after_update", PARTS, unclaimed=0.25, unclaimed_groups=groups)
     assert read_only_ledger(recording.open_recording(), 19.5).sum_bytes("cublas_workspaces") == workspaces * 33_554_432
+
+
+def test_a_workspace_may_be_in_a_block_that_was_not_split(tmp_path: Path) -> None:
+    """Of the thread of the backward, beside one of the exact size; alone it is any block."""
+    exact, unsplit, larger = 33_554_432, 34_340_864, 35_651_584
+    for groups, size in (([[larger, 1], [unsplit, 1], [exact, 1]], exact + unsplit), ([[unsplit, 1]], 0)):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        recording = record_two_steps(folder)
+        recording.write_inventory(18.6, "after_update", PARTS, unclaimed=0.25, unclaimed_groups=groups)
+        assert read_only_ledger(recording.open_recording(), 19.5).sum_bytes("cublas_workspaces") == size
+
+
+def test_a_graph_that_was_counted_in_the_forward_is_not_kept_after_the_update(tmp_path: Path) -> None:
+    recording, mib = record_two_steps(tmp_path), 1 << 20
+    held = [HELD_LIST | {"keeps_graph": True, "bytes": 4096 * mib, "block_bytes": 66 * mib}]
+    recording.write_inventory(3, "init", {"parameters": 2}, unclaimed=4.0, held=held)
+    recording.write_inventory(18.6, "after_update", PARTS, unclaimed=0.25)
+    assert read_only_ledger(recording.open_recording(), 19.5).sum_bytes("held") == 66 * mib
 
 
 def test_memory_since_the_first_forward_is_the_scripts_output(tmp_path: Path) -> None:

@@ -189,6 +189,16 @@ def test_a_job_without_ranks_has_a_peak(tmp_path: Path) -> None:
     assert sentence == "Host memory peaked at 1.50 GiB; no GPU was recorded."
 
 
+def test_a_gpu_whose_allocator_was_not_read_was_recorded() -> None:
+    view = RecordingSource(recordings.open_recording("x2-fsdp2")).view_at(None)
+    unread = [replace(gpu, reserved_peak_bytes=None, process_bytes=None) for gpu in view.gpus]
+    (sentence,) = describe_memory(replace(view, gpus=tuple(unread)))
+    assert sentence.endswith("; no rank recorded PyTorch's allocator on a GPU.")
+    unread[0] = replace(unread[0], process_bytes=9 << 28)
+    (sentence,) = describe_memory(replace(view, gpus=tuple(unread)))
+    assert sentence.endswith(f"; the job used GPU {unread[0].index}, but no rank recorded PyTorch's allocator there.")
+
+
 def test_a_chart_as_png(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     story = str(recordings.find_packed_file("story"))
     for name in ("iterations", "gpu-memory"):

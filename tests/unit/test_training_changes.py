@@ -98,7 +98,9 @@ def test_tensors_kept_in_a_list_have_a_row_of_their_own(tmp_path: Path) -> None:
     ledger = read_at(record_changed(tmp_path, counted_at=22.05), 23)
     assert ledger.sum_bytes(HELD) == 4 * GIB
     (row,) = (row for row in ledger.rows if row.key == HELD)
-    assert row.note == "Kept by the script, counted in step 1: the list seen in main() (train.py) 4.00 GiB."
+    assert (
+        row.note == "Kept by the script, counted in step 1, after the update: the list seen in main() (train.py) 4.00 GiB."
+    )
     assert not any(one.is_outdated for one in ledger.rows)
     assert ledger.sum_bytes("optimizer_state") == 4 * GIB, "from the later count"
 

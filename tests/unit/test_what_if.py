@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -24,21 +25,31 @@ from zerotop.analysis.findings.support.gpu_use import measure_gpu_use, measure_u
 from zerotop.analysis.formatting import format_bytes, format_seconds
 from zerotop.analysis.memory.expected.peak_moments import LOSS, REDUCTION
 from zerotop.analysis.memory.expected.zero_model import is_foreach
-from zerotop.analysis.memory.kept_memory import Leak
+from zerotop.analysis.memory.kept_memory import Leak, find_leak
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
+from zerotop.analysis.sweeps import baseline
 from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes, choose_setting
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.grading import ask_for
 from zerotop.analysis.sweeps.ranking import build_recorded, find_hardware
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
 from zerotop.analysis.sweeps.what_if_time import find_time_obstacle, predict_time
-from zerotop.analysis.sweeps.what_if_verdict import describe_recorded, judge_gpu, list_ledger
+from zerotop.analysis.sweeps.what_if_verdict import (
+    describe_baseline,
+    describe_changes,
+    describe_recorded,
+    describe_time,
+    judge_gpu,
+    list_ledger,
+)
 from zerotop.cli import main
 from zerotop.commands.common.estimate_text import format_options, recommend
 from zerotop.commands.measuring.machine_file import MachineFigures, find_machine_file, write_figures
+from zerotop.recording.moments.devices import locate_allocators
 from zerotop.recording.reader import Recording
 from zerotop.recording.samples import Samples
 from zerotop_probe.recording.events import EngineFacts
+from zerotop_probe.recording.tables import END, PHASE_CODE
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -121,6 +132,33 @@ def test_twice_the_length_within_one_recording() -> None:
     assert low < later.times.iteration < high
 
 
+def test_ranks_that_share_a_gpu_must_all_fit_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = open_recording("x2-fsdp2")
+    apart = read_baseline(recording)
+    located = locate_allocators(recording.at())
+    monkeypatch.setattr(baseline, "locate_allocators", lambda _at: dict.fromkeys(located, next(iter(located.values()))))
+    base = read_baseline(recording)
+    assert (apart.gpus, apart.ranks_on_gpu, base.gpus, base.ranks_on_gpu) == (2, 1, 1, 2)
+    assert "on 1 x 1 " in describe_baseline(base)
+    assert ", 2 ranks on each" in describe_baseline(base)
+    answer = answer_changes(base, Changes(gpus=1))
+    assert not answer.is_changed
+    assert answer.room is not None
+    assert answer.room.needed == pytest.approx(2 * (answer.memory.allocated.high + answer.memory.context.high), rel=0.1)
+    assert answer.host_needed == 2 * answer.memory.host.high
+    whole, own = ((one, answer_changes(one, Changes())) for one in (base, apart))
+    assert re.search(r"; at that pace [\d,]+ tokens/s, MFU ", describe_time(answer))
+    before, after = (re.search(r"MFU ([\d.]+)", describe_time(one[1])) for one in (own, whole))
+    assert before is not None
+    assert after is not None
+    assert float(after[1]) == pytest.approx(2 * float(before[1]), rel=0.05)
+    spread = answer_changes(base, Changes(gpus=2))
+    assert spread.memory.needed < 0.6 * answer.memory.needed
+    assert "GPUs 1 -> 2, ranks on each GPU 2 -> 1" in describe_changes(spread)
+    assert "Ranks share a GPU in the recording" in spread.time.reason
+    assert answer_changes(base, Changes(gpus=1, micro_batch=base.work.micro_batch * 2)).time.reason
+
+
 def test_more_tokens_never_need_less() -> None:
     base = read("z2")
     sizes = [predict_memory(base, base.setup, replace(base.work, micro_batch=rows)).needed for rows in range(1, 40, 3)]
@@ -187,13 +225,56 @@ def test_the_recorded_setting_takes_no_less_than_was_allocated(capsys: pytest.Ca
     said = ask(capsys, "gpu-lines-leak")
     verdict, growth = said.splitlines()[:2]
     assert f"{format_bytes(same.room.needed)} of " in verdict
-    assert f"{format_bytes(most)} allocated in {base.highest_peak.describe_steps()}. The rows are of step " in verdict
+    assert f"{format_bytes(most)} allocated in {base.highest_peak.describe_steps()}, but memory grew by " in verdict
+    assert ". The rows are of step " in verdict
     assert growth.startswith("Its memory grew to the end: steps 300 to 599 left 9.34 GiB behind, 32.0 MiB each.")
     assert "evaluation" not in said
     other = answer_changes(base, Changes(micro_batch=1))
     assert other.measured_more is None
     assert next(describe_recorded(other)) == growth
     assert not [*describe_recorded(answer_changes(read("z2"), Changes()))]
+
+
+def test_nothing_fits_for_long_where_memory_grew_to_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """The recording grew by 32 MiB a step from step 300 on, of which its forecast has what had grown by then."""
+    base, name = read("gpu-lines-leak"), "gpu-lines-leak"
+    assert base.leak is not None
+    assert base.steps is not None
+    text = "but memory grew by 32.0 MiB a step: full near step "
+    lines = ask(capsys, name).splitlines()
+    assert ", fits so far: it needed up to " in lines[0]
+    assert text in lines[0]
+    answer = answer_changes(base, Changes(micro_batch=2 * base.work.micro_batch))
+    assert answer.room is not None
+    assert answer.full_steps is not None
+    assert answer.full_steps[0] == base.steps[1] + int(answer.room.spare / base.leak.bytes_each)
+    assert answer.full_steps[1] == base.steps[1] + int(answer.room.spare / base.leak.bytes_each / 2)
+    assert ", fits at first: it needs at most " in judge_gpu(answer)
+    assert judge_gpu(answer).endswith(f"or near {answer.full_steps[1]:,} if it grows with the batch, by 64.0 MiB.")
+    recommended = recommend([build_recorded(answer, "none")], find_hardware(answer))
+    assert " fits at first: it needs" in recommended
+    assert text in recommended
+    assert answer_changes(base, Changes(), gpu_bytes=1 << 30).full_steps is None
+    assert answer_changes(read("z2"), Changes()).full_steps is None
+
+
+def make_levels(steps: Sequence[int], held: Sequence[int]) -> Any:
+    rows = np.zeros(
+        len(steps), [("step", "i8"), ("edge", "i8"), ("phase", "i8"), ("device", "i8"), ("allocated_bytes", "i8")]
+    )
+    rows["step"], rows["allocated_bytes"] = steps, np.array(held) << 20
+    rows["edge"], rows["phase"] = END, PHASE_CODE["step"]
+    return SimpleNamespace(until=lambda _ns: rows)
+
+
+def test_a_leak_is_seen_across_steps_without_readings() -> None:
+    steps = [0, 1, 2, 60, 80, 130, 131, 132, 133]
+    leak = find_leak(make_levels([*steps, 134], [*(400 + 80 * max(0, step - 70) for step in steps), 0]), 0)
+    assert leak is not None
+    assert (leak.since_step, leak.until_step, leak.bytes_each) == (69, 133, pytest.approx(80 << 20, rel=0.03))
+    assert leak.is_going_on
+    jump = [400, 400, 400, 400, 402, 4400, 4402, 4404, 4406]
+    assert find_leak(make_levels(steps, jump), 0) is None
 
 
 def test_growth_that_reached_a_level_has_a_bound() -> None:
@@ -554,6 +635,13 @@ def test_the_fastest_is_of_those_whose_speed_is_known(capsys: pytest.CaptureFixt
     assert 1 < int(found[1]) < int(found[2])
 
 
+def test_batches_that_differ_are_told_as_the_reason() -> None:
+    base = replace(read("gpu-gpt2"), times=None)
+    assert "too few steps" in find_time_obstacle(base, base.setup, base.work, 1)
+    reason = find_time_obstacle(replace(base, batches_differ=True), base.setup, base.work, 1)
+    assert reason.startswith("The batches of the steps with the times of their phases differ")
+
+
 def test_phases_without_times_tell_nothing_of_another_batch() -> None:
     base = read("z2")
     assert base.times is not None
@@ -616,6 +704,9 @@ def test_a_fused_optimizer_that_deepspeed_wraps_needs_no_temporaries() -> None:
         facts = {"inner_optimizer": "AdamW", "optimizers": [{"class": "AdamW", "settings": settings}]}
         forms.append(is_foreach(EngineFacts(facts)))
     assert forms == [False, False, True, True]
+    for name, package in (("Lion", "__main__"), ("SGD", "torch"), ("AdamW", "bitsandbytes")):
+        facts = {"inner_optimizer": name, "optimizers": [{"class": name, "package": package, "settings": {}}]}
+        assert not is_foreach(EngineFacts(facts))
 
 
 def test_two_buckets_of_overlapped_communication_decide_a_small_batch(monkeypatch: pytest.MonkeyPatch) -> None:

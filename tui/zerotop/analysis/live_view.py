@@ -289,6 +289,12 @@ class LiveView:
         return with_ranks or tuple(gpu for gpu in self.gpus if gpu.process_bytes)
 
     @property
+    def ranks_on_gpu(self) -> float:
+        """The mean number of ranks that share a GPU; 1 where none is known."""
+        counts = [len(gpu.ranks) for gpu in self.gpus if gpu.ranks]
+        return sum(counts) / len(counts) if counts else 1.0
+
+    @property
     def cost_text(self) -> str:
         """The cost of the job from its launch to the cursor, as ``$1.42``; "" without a price."""
         return self.job.price.format_cost(self.progress.elapsed_s) if self.job.price is not None else ""

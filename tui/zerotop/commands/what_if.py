@@ -45,7 +45,7 @@ def format_answer(answer: WhatIfAnswer, recommendation: str, *, explain: bool) -
         yield recommendation
     yield judge_host(answer)
     if nvme := sum(compute_expected(answer.setting.setup).nvme.values()):
-        yield f"NVMe of a node: {format_bytes(nvme * answer.setting.gpus)} by ZeRO's formulas."
+        yield f"NVMe of a node: {format_bytes(nvme * answer.setting.node_ranks)} by ZeRO's formulas."
     yield describe_time(answer)
     yield ""
     yield describe_baseline(answer.base)

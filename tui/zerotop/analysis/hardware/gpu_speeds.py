@@ -39,12 +39,12 @@ def measure_mfu(
     tokens_per_s: float,
     parameters: int | None,
     trained: int | None,
-    ranks: int | None,
+    count: int | None,
     gpus: Collection[str],
     dtype: str,
     model: str,
 ) -> float:
-    """Return the model FLOPs utilization: FLOPs of the formula by the peak of all ranks' GPUs; NaN where it is not known.
+    """Return the model FLOPs utilization: FLOPs of the formula by the peak of ``count`` GPUs; NaN where it is not known.
 
     2 FLOPs of the forward for each parameter and token, 2 of the backward, and 2 more if the parameter is trained (Chowdhery
     et al., arXiv:2204.02311, appendix B, without attention's s x s products). What is computed twice counts once. Fp32 may
@@ -53,7 +53,7 @@ def measure_mfu(
     speeds = {find_speeds(gpu) for gpu in gpus}
     found = next(iter(speeds)) if len(speeds) == 1 else None
     has_experts = any(name in model.lower() for name in _EXPERTS)
-    if found is None or not parameters or not ranks or dtype not in ("bf16", "fp16") or has_experts:
+    if found is None or not parameters or not count or dtype not in ("bf16", "fp16") or has_experts:
         return nan
     flops = 4 * parameters + 2 * (parameters if trained is None else trained)
-    return tokens_per_s * flops / (ranks * found.peak)
+    return tokens_per_s * flops / (count * found.peak)

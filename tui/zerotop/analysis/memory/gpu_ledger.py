@@ -317,7 +317,7 @@ def describe_held(inventory: TensorInventory) -> Text:
     for number, one in enumerate(notable):
         values |= {f"size{number}": one.bytes, f"text{number}": one.text}
     parts = [f"{{text{number}}} {{size{number}:size}}" for number in range(len(values) // 2)]
-    counted = f", counted in step {inventory.held[0].step}" if inventory.held and inventory.held[0].step is not None else ""
+    counted = f", {inventory.held_basis.removeprefix('tensors ')}" if inventory.held_basis else ""
     return Text(f"Kept by the script{counted}: {', '.join(parts)}.", values)
 
 

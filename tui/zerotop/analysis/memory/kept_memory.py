@@ -16,8 +16,9 @@ _TAIL_ROWS = 4096  # readings to look back through
 _STEPS = 13  # after which memory is compared
 _MIN_STEPS = 5
 _MIN_GROWTH = 1 << 20  # bytes a step; less is not worth a word
-# A leak has so many rises, none of which is more than this part of all.
-_LEAST_RISES, _LARGEST_RISE = 3, 0.5
+# A leak has so many rises, none of which is more than this part of all, or it spans steps without readings: then it is no
+# more than so many times as fast as the others.
+_LEAST_RISES, _LARGEST_RISE, _FASTER = 3, 0.5, 2
 _LEVEL_SHARE = 0.25  # of its steps, without a rise in which memory has reached a level
 # Memory after a step has changed by at least these bytes and this share: an output that is kept may vary.
 _LEAST_CHANGE, _CHANGE_SHARE = 32 << 20, 0.02
@@ -93,6 +94,11 @@ class Leak(NamedTuple):
     last_rise_step: int  # after which no more was left
 
     @property
+    def bytes_each(self) -> float:
+        """The mean growth a step."""
+        return self.bytes / (self.until_step - self.since_step)
+
+    @property
     def is_going_on(self) -> bool:
         """Whether it rose to the end, rather than to a level."""
         return self.until_step - self.last_rise_step <= _LEVEL_SHARE * (self.until_step - self.since_step)
@@ -101,17 +107,38 @@ class Leak(NamedTuple):
 def find_leak(source: Source, unix_ns: int) -> Leak | None:
     """Return the growth of an allocator's memory since the last step that left as little as any; None without a leak."""
     rows = select_levels(source.until(unix_ns))[1:]  # the first update makes the optimizer's state
+    rows = rows[rows["allocated_bytes"] > 0]  # else the training is over
     if not len(rows):
         return None
     held = rows["allocated_bytes"].astype(np.int64)
     base = int(np.flatnonzero(held <= held.min() + _limit_change(int(held.min())))[-1])
     grown = int(held[-1] - held[base])
     rises = np.diff(np.maximum.accumulate(held[base:]))
-    if np.count_nonzero(rises) < _LEAST_RISES or rises.max() > _LARGEST_RISE * grown:
+    steps = rows["step"].astype(np.int64)
+    gaps = np.diff(steps[base:])
+    if np.count_nonzero(rises) < _LEAST_RISES or _is_jump(rises, gaps, grown):
         return None
     last_rise = base + 1 + int(np.flatnonzero(rises)[-1])
-    steps = rows["step"]
-    return Leak(grown, int(steps[base]), int(steps[-1]), int(held[base]), int(steps[last_rise]))
+    # It may have begun in the midst of steps without readings.
+    in_first = int(rises[0] / (_measure_usual(rises[1:], gaps[1:]) or 1)) + 1 if gaps[0] > 1 else 1
+    since = max(int(steps[base]), int(steps[base + 1]) - in_first)
+    return Leak(grown, since, int(steps[-1]), int(held[base]), int(steps[last_rise]))
+
+
+def _is_jump(rises: NDArray[Any], gaps: NDArray[Any], grown: int) -> bool:
+    """Return whether the largest rise is most of the growth, and not because it spans most of the steps."""
+    place = int(np.argmax(rises))
+    rise, gap = int(rises[place]), int(gaps[place])
+    others = int(gaps.sum()) - gap
+    is_slower = rise * others <= _FASTER * (grown - rise) * gap
+    return rise > _LARGEST_RISE * grown and (gap == 1 or not is_slower)
+
+
+def _measure_usual(rises: NDArray[Any], gaps: NDArray[Any]) -> float:
+    """Return the median rise over all steps, in bytes a step."""
+    rates = rises / np.maximum(gaps, 1)
+    order = np.argsort(rates)
+    return float(rates[order[np.searchsorted(np.cumsum(gaps[order]), gaps.sum() / 2)]])
 
 
 def _limit_change(size: int) -> float:

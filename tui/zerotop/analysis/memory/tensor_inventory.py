@@ -51,7 +51,7 @@ NO_INVENTORY = "No inventory of tensors so far: it is taken when the engine is r
 INIT, BEFORE_UPDATE, AFTER_UPDATE, NEXT_FORWARD = "init", "before_update", "after_update", "next_forward"
 BEFORE_FORWARD, BEFORE_BACKWARD = "before_forward", "before_backward"
 MOMENT_TEXTS = {
-    INIT: "before the training",
+    INIT: "before the first update",
     BEFORE_FORWARD: "before the first forward",
     BEFORE_BACKWARD: "before the first backward",
     BEFORE_UPDATE: "before the first update",
@@ -66,6 +66,7 @@ _STATIC_MOMENTS = (AGAIN, AFTER_UPDATE, BEFORE_UPDATE, BEFORE_FORWARD, INIT)
 # Hopper on, 4096 x 2 KiB + 16 x 8 KiB before.
 _CUBLAS_WORKSPACES = (33_554_432, 8_519_680)
 _MOST_WORKSPACES = 4  # of each size: more blocks of it are others
+_UNSPLIT = 1 << 20  # bytes that a block may have more than was asked for (kSmallSize of c10/cuda/CUDACachingAllocator)
 _LEAST_GROWTH = 1 << 25  # bytes; less is outputs and losses of other batches
 # Kinds of values that are added to.
 _CONTAINERS = ("list", "dict", "set", "deque", "defaultdict", "OrderedDict")
@@ -202,7 +203,8 @@ def read_inventory(at: At, process: RankProcess, *, at_failure: bool = False) ->
     settled = [event for events in by_engine.values() for event in events if event.when != FAILURE]
     cublas = min(unclaimed, _sum_workspaces(settled[-1] if settled else latest))
     searched = next((event for event in reversed(settled) if event.held is not None), None)
-    held = _read_held(searched, unclaimed - cublas) if searched is not None else ()
+    is_later = searched is not settled[-1] if settled else False
+    held = _read_held(searched, unclaimed - cublas, is_later=is_later) if searched is not None else ()
     held_bytes = sum(one.bytes for one in held)
     unexplained = min(_limit_unexplained(by_engine, unclaimed - cublas), unclaimed - cublas - held_bytes)
     largest = largest if unexplained == unclaimed - cublas else ()
@@ -229,7 +231,7 @@ def read_inventory(at: At, process: RankProcess, *, at_failure: bool = False) ->
         gradients_alive=sum(_read_sizes(event, "device").get(GRADIENTS, 0) for event in before_update),
         cublas_bytes=cublas,
         unclaimed_bytes=unclaimed - cublas,
-        unclaimed_largest=tuple(size for size in largest if size not in _CUBLAS_WORKSPACES) if not by_others else (),
+        unclaimed_largest=tuple(size for size in largest if _find_workspace(size) is None) if not by_others else (),
         pinned_allocator=latest.pinned_allocator or None,
         blocks_bytes=latest.allocated_bytes,
         optimizer_states=tuple(
@@ -244,11 +246,22 @@ def read_inventory(at: At, process: RankProcess, *, at_failure: bool = False) ->
 
 
 def _sum_workspaces(event: Tensors) -> int:
-    """Return the bytes of cuBLAS's workspaces, by their size."""
+    """Return the bytes of cuBLAS's workspaces, by their size.
+
+    A rank has one for each thread and stream; beside one of the exact size there may be some in blocks that were not split.
+    """
     groups = [group for group in event.unclaimed_groups or () if len(group) == 2]  # a damaged recording may have others
     groups = groups or [[size, 1] for size in event.unclaimed_largest or ()]
-    counts = {size: sum(group[1] for group in groups if group[0] == size) for size in _CUBLAS_WORKSPACES}
-    return sum(size * min(_MOST_WORKSPACES, max(0, count)) for size, count in counts.items())
+    found: dict[int, list[int]] = {size: [] for size in _CUBLAS_WORKSPACES}
+    for size, count in sorted(groups):
+        if (exact := _find_workspace(size)) is not None:
+            found[exact] += [size] * min(_MOST_WORKSPACES, max(0, count))
+    return sum(sum(sizes[:_MOST_WORKSPACES]) for exact, sizes in found.items() if exact in sizes)
+
+
+def _find_workspace(size: int) -> int | None:
+    """Return the size of cuBLAS's workspace that a block may be; None of another block."""
+    return next((exact for exact in _CUBLAS_WORKSPACES if 0 <= size - exact <= _UNSPLIT), None)
 
 
 def _measure_growth(events: list[Tensors], held_bytes: int) -> CountedGrowth | None:
@@ -269,11 +282,16 @@ def _measure_growth(events: list[Tensors], held_bytes: int) -> CountedGrowth | N
     return CountedGrowth(find_step(base), size, find_step(last), last.unix_ns, allocated)
 
 
-def _read_held(event: Tensors, unclaimed: int) -> tuple[HeldTensors, ...]:
-    """Return what variables kept when that was searched, as far as there is still as much in no category."""
+def _read_held(event: Tensors, unclaimed: int, *, is_later: bool) -> tuple[HeldTensors, ...]:
+    """Return what variables kept when that was searched, as far as there is still as much in no category.
+
+    ``is_later``: tensors were counted again since then, so a graph that a variable kept may be gone, but not its own block.
+    """
+    blocks = {one.name: one.block_bytes for one in event.held or () if is_later and one.keeps_graph and one.block_bytes}
     held: list[HeldTensors] = []
     for one in read_held(event):
-        size = min(one.bytes, unclaimed - sum(other.bytes for other in held))
+        kept = min(one.bytes, blocks.get(one.name.rpartition(".")[2], one.bytes))
+        size = min(kept, unclaimed - sum(other.bytes for other in held))
         held += [replace(one, bytes=size)] if size > 0 else []
     return tuple(held)
 

@@ -283,16 +283,21 @@ def _compare_memory(sides: Sides) -> Iterator[Measure]:
             name = names[index] if names else f"GPU of rank {index}" if count > 1 else "GPU"
             yield Measure(section, f"{name}, {label}", Unit.BYTES, values)
     readers: dict[str, ReadValue] = {
-        "process on its GPU, by NVML": lambda side: _find_highest(side, "nvml_process_bytes"),
+        "process on its GPU, by NVML": _find_highest_by_nvml,
         "host RSS of a rank": lambda side: max((rank.rss_peak_bytes for rank in side.view.ranks), default=None),
         "host RSS of all ranks": lambda side: sum(rank.rss_peak_bytes for rank in side.view.ranks) or None,
     }
     yield from _build_measures(section, Unit.BYTES, sides, readers)
 
 
-def _find_highest(side: RecordedRun, column: str) -> int | None:
-    sizes = [int(process.step_rows[column].max()) for process in side.source.rank_steps if len(process.step_rows)]
-    return max((size for size in sizes if size > 0), default=None)
+def _find_highest_by_nvml(side: RecordedRun) -> int | None:
+    """Return the highest reading of a rank's process, also outside of its steps, as the allocator's peaks are."""
+    sizes = [0]
+    for process in (one.source for one in side.source.rank_steps):
+        for source in side.source.recording.host_sources("gpu_processes", process.host):
+            rows = source.array
+            sizes.append(int(rows["used_bytes"][rows["pid"] == process.pid].max(initial=0)))
+    return max(sizes) or None
 
 
 def _compare_findings(sides: Sides) -> Iterator[Measure]:

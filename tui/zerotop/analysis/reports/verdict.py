@@ -163,7 +163,18 @@ def describe_memory(view: LiveView, units: formatting.ByteUnits = formatting.BIN
     elif view.ranks:
         rank = max(view.ranks, key=lambda rank: rank.rss_peak_bytes)
         where = f" in rank {rank.rank}" if rank.rank >= 0 else ""  # a process without a rank that reports
-        yield f"Host memory peaked at {formatting.format_bytes(rank.rss_peak_bytes, units)}{where}; no GPU was recorded."
+        host = f"Host memory peaked at {formatting.format_bytes(rank.rss_peak_bytes, units)}{where}"
+        yield f"{host}; {_describe_unread(view)}."
+
+
+def _describe_unread(view: LiveView) -> str:
+    """Return what is known of the GPUs of a job whose allocators were not read."""
+    if not view.gpus:
+        return "no GPU was recorded"
+    used = [f"GPU {gpu.index}" for gpu in view.gpus if gpu.process_bytes]
+    if not used:
+        return "no rank recorded PyTorch's allocator on a GPU"
+    return f"the job used {formatting.join_words(used)}, but no rank recorded PyTorch's allocator there"
 
 
 def _describe_costliest(cost: FindingCost | None, view: LiveView) -> str:

@@ -44,6 +44,12 @@ class Setting:
     work: Workload
     gpus: int  # on a node
     nodes: int
+    ranks_on_gpu: int = 1  # those that share a GPU
+
+    @property
+    def node_ranks(self) -> int:
+        """The ranks of a node."""
+        return max(1, self.setup.ranks // self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,8 @@ class WhatIfAnswer:
     @property
     def is_changed(self) -> bool:
         """Whether the setting is not the recorded one."""
-        return (self.setting.setup, self.setting.work) != (self.base.setup, self.base.work)
+        asked, base = self.setting, self.base
+        return (asked.setup, asked.work, asked.ranks_on_gpu) != (base.setup, base.work, base.ranks_on_gpu)
 
     @property
     def measured_more(self) -> int | None:
@@ -122,9 +129,30 @@ class WhatIfAnswer:
         return None if self.is_changed or self.base.highest_peak is None else self.base.highest_peak.allocated_bytes
 
     @property
+    def full_steps(self) -> tuple[int, int] | None:
+        """The steps near which memory that grows as recorded fills a GPU: by as much a step, and in proportion to the batch.
+
+        None where the recording's memory does not grow to the end, the size of the GPU is not known, or nothing is spare.
+        """
+        room, leak = self.memory.measure_room(self.gpu_bytes, self.limit_bytes), self.base.leak
+        if leak is None or room is None or room.spare <= 0:
+            return None
+        each = leak.bytes_each * (1 if room.is_limited else self.setting.ranks_on_gpu)
+        # The forecast has what had grown up to its steps.
+        since = max(leak.since_step, self.base.steps[1] if self.base.steps is not None else 0)
+        steps = [since + int(room.spare / (each * ratio)) for ratio in (1.0, self.batch_ratio)]
+        return steps[0], steps[1]
+
+    @property
+    def batch_ratio(self) -> float:
+        """The tokens, or rows, of a micro-batch beside those that were recorded."""
+        asked, recorded = (one.micro_batch * (one.sequence or 1) for one in (self.setting.work, self.base.work))
+        return asked / recorded
+
+    @property
     def host_needed(self) -> float | None:
         """The upper end of the memory that the ranks of a node need in all."""
-        return self.memory.host.high * self.setting.gpus if self.base.host_rss is not None else None
+        return self.memory.host.high * self.setting.node_ranks if self.base.host_rss is not None else None
 
     @property
     def fits_host(self) -> bool | None:
@@ -148,10 +176,18 @@ def answer_changes(base: Baseline, changes: Changes, gpu_bytes: int | None = Non
         gpu_bytes=gpu_bytes or base.gpu_bytes,
         limit_bytes=None if gpu_bytes else base.limit_bytes,
         is_same_gpu=gpu_bytes in (None, base.gpu_bytes),
-        recorded=predict_memory(base, base.setup, base.work),
-        memory=predict_memory(base, setting.setup, setting.work),
-        time=predict_time(base, setting.setup, setting.work, setting.nodes),
+        recorded=predict_memory(base, base.setup, base.work, base.ranks_on_gpu),
+        memory=predict_memory(base, setting.setup, setting.work, setting.ranks_on_gpu),
+        time=_predict_time(base, setting),
     )
+
+
+def _predict_time(base: Baseline, setting: Setting) -> TimePrediction:
+    asked, recorded = ((one.setup, one.work, one.ranks_on_gpu) for one in (setting, base))
+    if base.ranks_on_gpu > 1 and asked != recorded:
+        reason = "Ranks share a GPU in the recording, so how long it computes for each is not known: record a few steps."
+        return TimePrediction((), (0.0, 0.0, 0.0), reason)
+    return predict_time(base, setting.setup, setting.work, setting.nodes)
 
 
 def choose_setting(base: Baseline, changes: Changes) -> Setting:
@@ -160,20 +196,22 @@ def choose_setting(base: Baseline, changes: Changes) -> Setting:
     names = ("gpus", "nodes", "micro_batch", "seq_length", "accumulation")
     if excess := find_excess({name: getattr(changes, name) for name in names}):
         raise NoBaselineError(excess)
-    if gpus * nodes != base.setup.ranks:
-        if base.gpus * base.nodes != base.setup.ranks:
+    is_shared = base.ranks_on_gpu > 1 and (gpus, nodes) == (base.gpus, base.nodes)
+    ranks = base.setup.ranks if is_shared else gpus * nodes
+    if ranks != base.setup.ranks:
+        if base.ranks_on_gpu == 1 and base.gpus * base.nodes != base.setup.ranks:
             raise NoBaselineError(
                 f"{base.name} does not train one replica on each GPU, so another number of GPUs has no formula"
             )
-        if base.setup.is_loop and base.setup.stage == 3 and 1 in (gpus * nodes, base.setup.ranks):
+        if base.setup.is_loop and base.setup.stage == 3 and 1 in (ranks, base.setup.ranks):
             raise NoBaselineError(
                 "FSDP gathers nothing on one GPU: give two or more, or `zerotop estimate MODEL --framework none`"
             )
-    setup = replace(base.setup, ranks=gpus * nodes)
+    setup = replace(base.setup, ranks=ranks)
     setup = _change_states(base, setup, changes.dtype, changes.optimizer)
     setup = _change_zero(base, setup, changes.stage, changes.offload)
     setup = _change_share(setup, changes.offload_ratio)
-    return Setting(setup, _change_work(base, changes), gpus, nodes)
+    return Setting(setup, _change_work(base, changes), gpus, nodes, base.ranks_on_gpu if is_shared else 1)
 
 
 def _change_zero(base: Baseline, setup: EngineSetup, stage: int | None, offload: str | None) -> EngineSetup:

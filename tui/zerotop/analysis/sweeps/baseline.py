@@ -5,9 +5,10 @@ The setting is that of the last steps whose phases were recorded; a rank that us
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from math import ceil, isfinite
 from typing import Any
 
 from zerotop.analysis.engine import read_first_engine
@@ -69,9 +70,11 @@ class Baseline:
     model: str = ""  # its class
     steps: tuple[int, int] | None = None  # the first and the last of those whose memory counts
     timed_steps: tuple[int, int] | None = None  # likewise of the times: more, where only the memory changed
+    batches_differ: bool = False  # of the steps with times, so that none stands for the others
     pace_change: int | None = None  # the step at which the median changed before them, else the next one after them
     mean_s: float | None = None  # of the iterations up to the next such change, pauses included
     later: tuple[int, float] | None = None  # the step of the next such change, and the median iteration since then
+    ranks_on_gpu: int = 1  # those that share a GPU
     threads: int | None = None  # of a rank's CPU optimizer; None for one on each core of the node
     machine: Mapping[str, float] = field(default_factory=dict)  # what `doctor --measure` found on a machine like it
 
@@ -125,6 +128,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
     rows = chosen.rows[-1]
     work = _describe_work(engine, rows)
     nodes = max(1, len(at.nodes))
+    ranks_on_gpu = max(Counter({source.rank: key for source, key in gpus.items()}.values()).values())
     devices = [device for device in engine.devices or [] if device.total_bytes]
     host = max(int(one.chosen.rows["host_rss_bytes"].max()) for one in found)
     reserved = max(int(one.chosen.rows["reserved_peak_bytes"].max()) for one in found)
@@ -135,7 +139,8 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         setup=setup,
         work=work,
         shape=_build_shape(engine),
-        gpus=max(1, setup.ranks // nodes),
+        gpus=max(1, ceil(setup.ranks // nodes / ranks_on_gpu)),
+        ranks_on_gpu=ranks_on_gpu,
         nodes=nodes,
         gpu=find_gpu_name(at, key) or "",
         gpu_bytes=gpu_bytes,
@@ -158,6 +163,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         model=str(engine.model or ""),
         steps=(int(chosen.rows["step"][0]), int(chosen.rows["step"][-1])),
         timed_steps=(int(chosen.timed["step"][0]), int(chosen.timed["step"][-1])) if len(chosen.timed) else None,
+        batches_differ=chosen.batches_differ,
         pace_change=chosen.pace_change,
         limit_bytes=_find_limit(at, ranks, gpu_bytes),
         failure=_find_failure(at) if until_step is None else None,

@@ -115,6 +115,7 @@ class OptionEstimate:
     own_estimates: tuple[Estimate, ...]  # DeepSpeed's for this option, with and without zero.Init
     memory: JobMemory
     gpus: int  # of a node
+    node_ranks: int  # more where some share a GPU
     micro_batch: int
     rate: float | None  # of all ranks, each second
     rate_unit: str  # tokens, or rows where tokens are not counted
@@ -123,6 +124,7 @@ class OptionEstimate:
     offloaded_share: float = 1.0  # of the optimizer, where it is offloaded
     measured_most: int | None = None  # allocated by a recording of this option, outside of the steps of the estimate
     has_failed: bool = False  # a recording of this option ran out of GPU memory
+    growth: str = ""  # how memory that grew in the recording fills a GPU, if it does not at first
     left_out: PostMortem | None = None  # a failure of the recording that the estimate does not have
 
     def is_usable(self, hardware: Hardware) -> bool:
@@ -202,22 +204,23 @@ def build_option(
 
     ``seconds``: of a step, where a recording tells.
     """
-    expected, gpus = compute_expected(setup), hardware.gpus
+    expected, ranks = compute_expected(setup), max(1, setup.ranks // hardware.nodes)
     tokens = work.micro_batch * (work.sequence or 1) * work.accumulation * setup.ranks
     size = hardware.host_bytes
     return OptionEstimate(
         setup.stage,
         offload,
         gpu_bytes=sum(expected.gpu.values()),
-        host_bytes=round(memory.host.likely) * gpus,
-        nvme_bytes=sum(expected.nvme.values()) * gpus,
+        host_bytes=round(memory.host.likely) * ranks,
+        nvme_bytes=sum(expected.nvme.values()) * ranks,
         own_estimates=tuple(one for one in own if is_for_setup(one, setup) and "nvme" not in offload),
         memory=memory,
-        gpus=gpus,
+        gpus=hardware.gpus,
+        node_ranks=ranks,
         micro_batch=work.micro_batch,
         rate=tokens / seconds if seconds else None,
         rate_unit="tokens/s" if work.sequence else "rows/s",
-        fits_host=memory.host.high * gpus < USABLE_HOST * size if size and memory.host.high else None,
+        fits_host=memory.host.high * ranks < USABLE_HOST * size if size and memory.host.high else None,
         is_loop=setup.is_loop,
         offloaded_share=setup.offloaded_share,
     )

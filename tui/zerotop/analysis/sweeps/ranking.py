@@ -13,6 +13,7 @@ from zerotop.analysis.sweeps.asked_setting import Changes, WhatIfAnswer, answer_
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError
 from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, build_option, estimate_option, list_options
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
+from zerotop.analysis.sweeps.what_if_verdict import describe_growth
 
 _MOST_GROWTH = 16  # times the recorded rows: farther away nothing was compared with runs
 _MOST_ROWS = 1024
@@ -123,7 +124,14 @@ def build_recorded(answer: WhatIfAnswer, offload: str, own: Sequence[Estimate] =
     has_failed = failure is not None and not failure.is_on_host
     fits_host = False if failure is not None and failure.is_on_host else option.fits_host
     most, left_out = answer.measured_most, answer.left_out or (failure if has_failed else None)
-    return replace(option, measured_most=most, has_failed=has_failed, left_out=left_out, fits_host=fits_host)
+    return replace(
+        option,
+        measured_most=most,
+        has_failed=has_failed,
+        growth=describe_growth(answer),
+        left_out=left_out,
+        fits_host=fits_host,
+    )
 
 
 def rank_options(options: Iterator[OptionEstimate] | Sequence[OptionEstimate], hardware: Hardware) -> list[OptionEstimate]:

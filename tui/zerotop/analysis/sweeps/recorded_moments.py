@@ -64,6 +64,7 @@ class ChosenSteps(NamedTuple):
     rows: Rows  # whose memory counts
     timed: Rows  # whose times count: more, where only the memory changed
     stretch: SteadySteps
+    batches_differ: bool = False  # of the steps with times: there are several, but one of each batch at most
     pace_change: int | None = None  # the step at which the pace changed before these, else the one after them
 
 
@@ -97,8 +98,8 @@ def choose_steps(process: RankSteps, stretches: Sequence[SteadySteps], until_ste
             timed = _choose_setting(process, own, stretch)
             if len(timed) == 1 and not _is_usual(process, timed, stretch):
                 timed = timed[:0]
-            chosen = _choose_peak(timed if len(timed) else own[-1:])
-            return ChosenSteps(chosen, timed, stretch, _find_pace_change(process, stretches, stretch))
+            chosen, batches_differ = _choose_peak(timed if len(timed) else own[-1:]), not len(timed) and len(own) > 1
+            return ChosenSteps(chosen, timed, stretch, batches_differ, _find_pace_change(process, stretches, stretch))
     return ChosenSteps(rows[:0], rows[:0], stretches[0])
 
 

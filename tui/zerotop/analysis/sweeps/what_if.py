@@ -77,8 +77,11 @@ def name_offload(setup: EngineSetup) -> str:
     return next((name for name, pair in OFFLOAD_DEVICES.items() if pair == devices), "")
 
 
-def predict_memory(base: Baseline, setup: EngineSetup, work: Workload) -> beyond_allocated.JobMemory:
-    """Return the memory of one rank at another setting. Raises NoBaselineError where the recording does not tell."""
+def predict_memory(base: Baseline, setup: EngineSetup, work: Workload, ranks_on_gpu: int = 1) -> beyond_allocated.JobMemory:
+    """Return the memory of one rank at another setting. Raises NoBaselineError where the recording does not tell.
+
+    ``ranks_on_gpu``: those that share a GPU there.
+    """
     same = (setup, work) == (base.setup, base.work)
     tokens = _read_token_bytes(base)
     moments = _list_moments(base, tokens, setup, work)
@@ -90,12 +93,12 @@ def predict_memory(base: Baseline, setup: EngineSetup, work: Workload) -> beyond
     context = _find_context(base, setup, is_changed=not same)
     device = beyond_allocated.add_intervals(reserved, context, "reserved + context")
     if base.gpu_bytes is not None:
-        most = max(likely, base.gpu_bytes - context.likely)
-        reserved, device = _limit(reserved, most), _limit(device, base.gpu_bytes)
+        share = base.gpu_bytes / ranks_on_gpu
+        reserved, device = _limit(reserved, max(likely, share - context.likely)), _limit(device, share)
     stuck = tokens.logits * _count_tokens(work) / _count_tokens(base.work) if moments[0].name == LOSS else 0.0
     row = MemoryRow("stuck segments", stuck, "a free block of fp32 logits between blocks in use")
     host, host_rows = _predict_host(base, setup, work)
-    return beyond_allocated.JobMemory(moments, allocated, reserved, context, device, host, host_rows, row)
+    return beyond_allocated.JobMemory(moments, allocated, reserved, context, device, host, host_rows, row, ranks_on_gpu)
 
 
 def _predict_reserved(

@@ -127,6 +127,8 @@ def find_time_obstacle(base: Baseline, setup: EngineSetup, work: Workload, nodes
     times = base.times
     phases = () if times is None else (times.forward, times.backward, times.update)
     if times is None or not (times.iteration > 0 and all(part >= 0 for part in phases)):
+        if base.batches_differ:
+            return "The batches of the steps with the times of their phases differ, so that none stands for the others."
         return "The recording has too few steps with the times of their phases: record ten or more."
     is_scaled = (count_tokens(work), work.checkpointing) != (count_tokens(base.work), base.work.checkpointing)
     if is_scaled and min(times.forward, times.backward) <= 0:

@@ -24,7 +24,9 @@ _SUMS = {
     "device": "NVML, the process",
     "host": "host memory of a rank",
 }
-_NEEDED_NOTE = "Must fit{place}: {parts} and stuck segments. What else is reserved PyTorch gives back before it fails."
+_NEEDED_NOTE = (
+    "Must fit{place}: {parts} and stuck segments{ranks}. What else is reserved PyTorch gives back before it fails."
+)
 _OTHER_PACE = 1.05  # times the step of the forecast, from which on the pace of later steps is told
 _FAR_MEAN = 1.2  # times a usual step, from which on it is told, too
 _SMALLEST = 1 << 20  # bytes of a row that is listed
@@ -77,8 +79,10 @@ def _is_limited(answer: WhatIfAnswer) -> bool:
 def note_needed(answer: WhatIfAnswer) -> str:
     """Return what must fit."""
     if _is_limited(answer):
-        return _NEEDED_NOTE.format(place=" in what PyTorch may use", parts="allocated")
-    return _NEEDED_NOTE.format(place="", parts="allocated, outside PyTorch")
+        return _NEEDED_NOTE.format(place=" in what PyTorch may use", parts="allocated", ranks="")
+    count = answer.memory.ranks_on_gpu
+    ranks = f", of the {count} ranks that share a GPU" if count > 1 else ""
+    return _NEEDED_NOTE.format(place="", parts="allocated, outside PyTorch", ranks=ranks)
 
 
 def _find_sum(memory: JobMemory, name: str, is_limited: bool) -> Interval:
@@ -88,8 +92,10 @@ def _find_sum(memory: JobMemory, name: str, is_limited: bool) -> Interval:
     part, stuck = memory.allocated, memory.stuck.bytes
     if is_limited:
         return Interval(part.low, part.likely + stuck, part.high + stuck, "allocated + stuck segments")
-    both = add_intervals(part, memory.context, "allocated + outside PyTorch + stuck segments")
-    return Interval(both.low, both.likely + stuck, memory.needed, both.formula)
+    count = memory.ranks_on_gpu
+    formula = "allocated + outside PyTorch + stuck segments" + (f", of {count} ranks" if count > 1 else "")
+    both = add_intervals(part, memory.context, formula)
+    return Interval(count * both.low, count * (both.likely + stuck), memory.needed, formula)
 
 
 def name_setting(setting: Setting) -> str:
@@ -122,14 +128,21 @@ def judge_gpu(answer: WhatIfAnswer) -> Text:
         values["last"] = name_steps(answer.base.steps) if answer.base.steps is not None else "its steps"
         return Text(f"{start}{rest}", values)
     if answer.measured_more is not None and answer.base.steps is not None:
-        values |= {"most": answer.measured_more, "steps": describe_peak(answer.base), "last": answer.base.steps[1]}
+        growth = describe_growth(answer)
+        values |= {
+            "growth": growth or None,
+            "most": answer.measured_more,
+            "steps": describe_peak(answer.base),
+            "last": answer.base.steps[1],
+        }
         verdict = {
-            True: ", fits: it needed up to {needed:bytes} of {size}",
+            True: f", fits{' so far' if growth else ''}: it needed up to {{needed:bytes}} of {{size}}",
             False: ", does not fit {size}: it needed {needed:bytes}",
         }
         start = verdict[answer.fits] if answer.fits is not None else ": it needed up to {needed:bytes} of each GPU"
         values["forecast"] = answer.memory.allocated.likely
-        rest = ", with {most:bytes} allocated in {steps}. The rows are of step {last}, which allocated {forecast:bytes}."
+        rest = ", with {most:bytes} allocated in {steps}[, {growth}]."
+        rest += " The rows are of step {last}, which allocated {forecast:bytes}."
         return Text(f"{{name}}{start}{rest}", values)
     values["start"] = answer.base.start_peak
     more = " Before the first step, the recording allocated up to {start:bytes}."
@@ -141,13 +154,28 @@ def judge_gpu(answer: WhatIfAnswer) -> Text:
         sentence = (
             "{name}: without {part}, it needs at most {needed:bytes} of {size}; whether it fits with that is not known."
         )
+    elif growth := describe_growth(answer):
+        values["growth"] = growth
+        sentence = "{name}, fits at first: it needs at most {needed:bytes} of {size}, {spare:bytes} to spare, {growth}."
     elif answer.fits:
         sentence = "{name}, fits: it needs at most {needed:bytes} of {size}, {spare:bytes} to spare."
-    elif answer.memory.allocated.low + (0 if room.is_limited else answer.memory.context.low) < room.size:
+    elif _find_sum(answer.memory, "needed", room.is_limited).low < room.size:
         sentence = "{name}, does not fit: it may need {needed:bytes} of {size}, {spare:bytes} too much."
     else:
         sentence = "{name}, does not fit: it needs {needed:bytes} of {size}, {spare:bytes} too much."
     return Text(sentence + more, values)
+
+
+def describe_growth(answer: WhatIfAnswer) -> str:
+    """Return by how much memory grew a step in the recording, and when that fills a GPU; "" where it does not grow."""
+    leak, full = answer.base.leak, answer.full_steps
+    if leak is None or full is None or not answer.fits:
+        return ""
+    text = f"but memory grew by {format_bytes(leak.bytes_each)} a step: full near step {full[0]:,}"
+    if answer.batch_ratio == 1:
+        return text
+    scaled = format_bytes(leak.bytes_each * answer.batch_ratio)
+    return f"{text}, or near {full[1]:,} if it grows with the batch, by {scaled}"
 
 
 def name_left_out(failure: PostMortem) -> str:
@@ -167,7 +195,10 @@ def judge_host(answer: WhatIfAnswer) -> Text:
         return Text("Host memory: as recorded, it does not fit. {cause}", {"cause": answer.failure.cause})
     if answer.host_needed is None:
         return Text("Host memory: not known, as the recording has no samples of its processes.")
-    before, after = (base.host_rss or 0) * base.gpus, answer.memory.host.likely * answer.setting.gpus
+    before, after = (
+        (base.host_rss or 0) * max(1, base.setup.ranks // base.nodes),
+        answer.memory.host.likely * answer.setting.node_ranks,
+    )
     ends = {
         None: "; the node's memory was not recorded.",
         True: ", fits (it has {size:bytes}).",
@@ -212,9 +243,10 @@ def describe_time(answer: WhatIfAnswer) -> str:
     text = f"Time of a {'usual ' if is_usual else ''}step: {format_seconds(before)} -> {format_seconds(likely)}{between}"
     if answer.setting.work.sequence:
         tokens = answer.setting.work.tokens * answer.setting.work.accumulation * answer.setting.setup.ranks
-        text += f", {tokens / likely:,.0f} tokens/s"
+        text += f"; at that pace {tokens / likely:,.0f} tokens/s"
         base, setup = answer.base, answer.setting.setup
-        sizes = (setup.parameters, setup.trainable, setup.ranks)
+        gpus = answer.setting.gpus * answer.setting.nodes
+        sizes = (setup.parameters, setup.trainable, gpus)
         mfu = measure_mfu(tokens / likely, *sizes, [base.gpu], base.computes_in, base.model)
         text += f", MFU {format_percent(mfu, 1)}" if isfinite(mfu) else ""
     longer = f" With longer ones and pauses, steps took {format_seconds(mean)} on average in the recording."
@@ -234,7 +266,8 @@ def describe_changes(answer: WhatIfAnswer) -> str:
         ("stage", base.setup.stage, setup.stage),
         ("offload", name_offload(base.setup), name_offload(setup)),
         ("offload ratio", base.setup.offloaded_share, setup.offloaded_share),
-        ("GPUs", base.setup.ranks, setup.ranks),
+        ("GPUs", base.gpus * base.nodes, answer.setting.gpus * answer.setting.nodes),
+        ("ranks on each GPU", base.ranks_on_gpu, answer.setting.ranks_on_gpu),
         ("micro-batch", base.work.micro_batch, work.micro_batch),
         ("length", base.work.sequence, work.sequence),
         ("accumulation", base.work.accumulation, work.accumulation),
@@ -250,6 +283,7 @@ def describe_baseline(base: Baseline) -> str:
     """Return a line about what was recorded."""
     size = f", {format_bytes(base.gpu_bytes)} each" if base.gpu_bytes else ""
     gpus = f"{base.nodes} x {base.gpus} {base.gpu or 'GPU'}{'s' if base.gpus > 1 else ''}{size}"
+    gpus += f", {base.ranks_on_gpu} ranks on each" if base.ranks_on_gpu > 1 else ""
     return f"{base.name}: {base.setup.parameters / 1e6:,.1f} M parameters on {gpus}{describe_steps(base)}"
 
 

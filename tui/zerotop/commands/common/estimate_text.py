@@ -33,9 +33,10 @@ def recommend(rows: Sequence[OptionEstimate], hardware: Hardware, command: str =
     of_timed = f"{timed} whose speed is known, of " if 0 < timed < fitting else ""
     best = "the only one whose speed is known, of " if timed == 1 else f"the fastest of {of_timed}"
     others = f"{best}{fitting} that fit" if fitting > 1 else "nothing else fits" if len(rows) > 1 else ""
+    fits = "fits at first" if chosen.growth else "fits"
     parts = [
-        f"{name[0].upper()}{name[1:]} fits: it needs at most {format_bytes(room.needed)} of"
-        f" {room.sizes}, {format_bytes(room.spare)} to spare{host}",
+        f"{name[0].upper()}{name[1:]} {fits}: it needs at most {format_bytes(room.needed)} of"
+        f" {room.sizes}, {format_bytes(room.spare)} to spare{host}{f', {chosen.growth}' if chosen.growth else ''}",
         f"{others}{_format_rate(chosen) if fitting > 1 else ''}",
     ]
     paste = command or ("" if chosen.is_loop else format_config(chosen))
@@ -48,7 +49,7 @@ def _advise(rows: Sequence[OptionEstimate], hardware: Hardware) -> str:
     if in_gpu:
         least = min(in_gpu, key=lambda row: row.host_bytes)
         has = format_bytes(hardware.host_bytes or 0)
-        needed = format_bytes(least.memory.host.high * least.gpus)
+        needed = format_bytes(least.memory.host.high * least.node_ranks)
         return (
             f"Nothing fits: {name_option(least, rows)} fits in {size}, but may need {needed} of a node's memory, which has"
             f" {has}; fewer ranks on a node or offload to NVMe need less."
@@ -122,7 +123,7 @@ def _judge(row: OptionEstimate, hardware: Hardware) -> str:
     if row.has_failed:
         return "ran out of memory"
     unknown = "fits without it" if row.left_out is not None else ""
-    return {True: "fits", False: "does not fit", None: unknown}[fits]
+    return {True: "fits at first" if row.growth else "fits", False: "does not fit", None: unknown}[fits]
 
 
 def format_options(rows: Sequence[OptionEstimate], hardware: Hardware) -> Iterator[str]:

@@ -27,7 +27,7 @@ _MIN_CHART_WIDTH = 30
 REQUEST_HINT, REPLAY_HINT, NO_GPU_HINT = (
     "No trace yet. x traces the next step: every allocation and free, at hardly any cost.",
     "No trace of every allocation: while a job runs, x or zerotop microscope records one of its next step.",
-    "The microscope traces PyTorch's allocator on a GPU: no rank of this job has one.",
+    "The microscope traces PyTorch's allocator on a GPU, which no rank of this job recorded.",
 )
 REQUESTED_HINT = "Requested: the step after the current one is traced, and shown when it is over."
 

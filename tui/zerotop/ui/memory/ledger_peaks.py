@@ -15,6 +15,7 @@ from zerotop.ui.drawing.labels import phase_style
 from zerotop.ui.drawing.rows import Row, choose_items, fit_height, fit_row, join_rows, row_width
 from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
+from zerotop_probe.recording.tables import UNKNOWN
 
 
 def draw_peaks(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
@@ -22,7 +23,11 @@ def draw_peaks(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, foc
     if view.peaks is None:
         rows = [draw_rule(panel_title("Peaks by phase", focused), width, glyphs)]
         if height > 1:
-            reason = "Peaks by phase need a GPU: no rank recorded its allocator." if view.rank is not None else ""
+            reason = (
+                "Peaks by phase are those of PyTorch's allocator on a GPU, which no rank recorded."
+                if view.rank is not None
+                else ""
+            )
             rows.append(fit_row(((fit_text(reason, width, glyphs), "muted"),), width, glyphs))
         return fit_height(rows, width, height, glyphs)
     peaks = view.peaks.phases
@@ -47,7 +52,7 @@ def _build_columns(
         return draw_stacked_bar(parts, float(highest), width, glyphs, rest="strip" if glyphs.smooth else "memory-free")
 
     def draw_position(peak: PhasePeak, width: int) -> Row:
-        is_one = has_micro_steps and peak.step == peak.last_step
+        is_one = has_micro_steps and peak.step == peak.last_step and peak.micro_step != UNKNOWN
         text = f"{peak.step}/{peak.micro_step}" if is_one else peak.steps_text
         return ((text.rjust(width) if peak.is_in_step else "", "muted"),)
 

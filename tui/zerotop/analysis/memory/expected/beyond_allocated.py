@@ -105,11 +105,12 @@ class JobMemory:
     host: Interval
     host_rows: tuple[MemoryRow, ...]
     stuck: MemoryRow  # reserved memory that PyTorch cannot give back before it fails
+    ranks_on_gpu: int = 1  # a GPU must hold so many of them
 
     @property
     def needed(self) -> float:
-        """The GPU memory that the verdict counts: PyTorch gives other cached segments back before it fails."""
-        return self.allocated.high + self.context.high + self.stuck.bytes
+        """The memory of a GPU that the verdict counts: PyTorch gives other cached segments back before it fails."""
+        return self.ranks_on_gpu * (self.allocated.high + self.context.high + self.stuck.bytes)
 
     def measure_room(self, gpu_bytes: int | None, limit_bytes: int | None, allocated: float | None = None) -> Room | None:
         """Return the room on a GPU, or that of PyTorch if it is less; None if its size is not known.
@@ -120,7 +121,7 @@ class JobMemory:
             return None
         allocated = self.allocated.high if allocated is None else max(allocated, self.allocated.high)
         needed = allocated + self.stuck.bytes
-        room = Room(needed + self.context.high, gpu_bytes, is_limited=False)
+        room = Room(self.ranks_on_gpu * (needed + self.context.high), gpu_bytes, is_limited=False)
         limited = Room(needed, limit_bytes, is_limited=True) if limit_bytes is not None else room
         return min(room, limited, key=lambda one: one.spare)
 

@@ -299,10 +299,15 @@ def compute_rule_of_thumb(inventory: TensorInventory, peaks: RankPeaks) -> RuleO
 
 
 def is_foreach(engine: EngineFacts) -> bool:
-    """Return whether the optimizer updates all tensors at once by PyTorch's foreach functions, its default on a GPU."""
+    """Return whether PyTorch's Adam updates all tensors at once by foreach functions, its default on a GPU.
+
+    Other optimizers need other temporaries, which no formula here knows.
+    """
     inner = str(engine.inner_optimizer or "").lower()
     # Of its config DeepSpeed makes DeepSpeedCPUAdam on the CPU, and FusedAdam on the GPU (``_configure_basic_optimizer``).
     is_made = inner == "deepspeedcpuadam" and "optimizer" in (engine.config or {})
     settings = [one.settings or {} for one in engine.optimizers or ()]
     is_other = any(one.get("fused") is True or one.get("foreach") is False for one in settings)
-    return "fused" not in inner and not is_made and not is_other
+    packages = {one.package for one in engine.optimizers or () if one.package}
+    is_adam = (not inner or "adam" in inner) and (not packages or "torch" in packages)
+    return is_adam and "fused" not in inner and not is_made and not is_other

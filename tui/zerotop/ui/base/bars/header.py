@@ -125,10 +125,11 @@ def _build_progress_items(view: LiveView, bar: int, glyphs: Glyphs) -> list[tupl
     # Groups of ranks that share a replica hold parts of the parameters.
     ranks = job.engine.ranks if job.engine.batch_ranks == job.engine.ranks and not job.engine.stages else None
     gpus = [gpu.name for gpu in view.job_gpus]
-    sizes = (job.engine.parameters, job.engine.trainable_parameters, ranks)
+    count = None if ranks is None else max(1, round(ranks / view.ranks_on_gpu))
+    sizes = (job.engine.parameters, job.engine.trainable_parameters, count)
     mfu = measure_mfu(progress.tokens_per_s, *sizes, gpus, job.engine.short_precision, job.engine.model)
     if is_known(mfu):
-        items.append((1, (("MFU ", "band-muted"), (format_percent(mfu, 1), "band-value"))))
+        items.append((1, (("mean MFU " if is_named else "MFU ", "band-muted"), (format_percent(mfu, 1), "band-value"))))
     if is_known(progress.eta_s) and job.state is JobState.RUNNING:
         items.append((7, (("ETA ", "band-muted"), (format_rough_time(progress.eta_s), "band-value"))))
     if is_known(progress.elapsed_s):
