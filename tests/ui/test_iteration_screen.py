@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import re
 import shutil
 import threading
@@ -34,7 +35,7 @@ from zerotop.ui.drawing.rows import row_text, row_width
 from zerotop.ui.drawing.theme import STYLES
 from zerotop.ui.iteration.clipboard import format_phases, format_waveform
 from zerotop.ui.iteration.drawing import ShownWaveform, draw_waveform, layout_heights
-from zerotop.ui.iteration.labels import describe_bottleneck, describe_left_out
+from zerotop.ui.iteration.labels import describe_bottleneck, describe_left_out, describe_pace
 from zerotop.ui.iteration.model import FoldModel
 from zerotop.ui.iteration.overlay_dialog import OverlayDialog
 from zerotop.ui.iteration.screen import IterationScreen
@@ -540,3 +541,21 @@ async def test_the_rank_that_the_others_wait_for_is_shown_first() -> None:
         assert "steps 12–35 · rank 0 ─" in seen.read_text()
         await seen.pilot.press("e")
         await wait_until(seen.pilot, lambda: "· 2 ranks ─" in seen.read_text())
+
+
+@pytest.mark.parametrize(
+    ("pace_s", "is_over", "text"),
+    [
+        (2.5, False, ""),
+        (math.nan, False, ""),
+        (1.2, False, "Phases are of 3 steps from 11 to 13, which took 2.68 s; steps take 1.20 s now"),
+        (4.0, True, "Phases are of 3 steps from 11 to 13, which took 2.68 s; the median of all is 4.00 s"),
+    ],
+)
+def test_figures_of_another_pace_than_the_headers_say_so(pace_s: float, is_over: bool, text: str) -> None:
+    fold = fold_of("story")
+    assert describe_pace(fold, pace_s, is_over=is_over) == text
+    shown = ShownWaveform(fold, pace=text)
+    rows = [row_text(row) for row in draw_waveform(shown, 114, 20, BLOCKS, GrowingScales())]
+    assert len(rows) == 20
+    assert (rows[1].rstrip() == text) == bool(text)

@@ -50,6 +50,7 @@ class ShownWaveform:
     first_lane: str = LANES[0].id
     pointed_s: float | None = None  # the position under the mouse
     delay: str = ""  # a sentence about the rank that the others wait for
+    pace: str = ""  # a sentence about the header's pace, where it is another one
 
 
 def draw_waveform(
@@ -64,6 +65,8 @@ def draw_waveform(
     if shown.pointed_s is not None:
         text, style = _describe_point(fold, shown.pointed_s, glyphs), "value"
     rows = [_draw_title(fold, width, glyphs, focused)]
+    if shown.pace and height >= 4:
+        rows.append(fit_row(((glyphs.to_plain(shown.pace), "warn"),), width, glyphs))
     if height >= 3:
         aside = _draw_aside(shown, width)
         words: Row = ((glyphs.to_plain(text), style),)
@@ -196,17 +199,19 @@ def layout_heights(room: int, count: int) -> list[int]:
     return [each + (place < more) for place in range(shown)]
 
 
-def has_hidden_lanes(fold: WaveformFold, height: int, *, pinned: bool) -> bool:
+def has_hidden_lanes(shown: ShownWaveform, height: int) -> bool:
     """Whether some lanes do not fit in a panel of this size."""
-    ribbons = 1 + (height - 3 >= _MIN_ROWS_TWO_RIBBONS) + pinned
-    curves = len(choose_curves(fold))
+    height -= bool(shown.pace)
+    ribbons = 1 + (height - 3 >= _MIN_ROWS_TWO_RIBBONS) + (shown.pinned is not None)
+    curves = len(choose_curves(shown.fold))
     return len(layout_heights(height - 3 - ribbons, curves)) < curves
 
 
-def count_wave_rows(fold: WaveformFold, *, pinned: bool) -> int:
+def count_wave_rows(shown: ShownWaveform) -> int:
     """Return the rows of the panel in which all signals that have a curve are readable."""
-    launches = 2 * (find_launch_time(fold) is not None)
-    return 3 + 2 + bool(list_means(fold)) + launches + pinned + _CURVE_ROWS * len(choose_curves(fold))
+    fold, launches = shown.fold, 2 * (find_launch_time(shown.fold) is not None)
+    told = bool(shown.pace) + (shown.pinned is not None)
+    return 3 + 2 + bool(list_means(fold)) + launches + told + _CURVE_ROWS * len(choose_curves(fold))
 
 
 def _rotate_lanes(lanes: list[SignalLane], first: str) -> list[SignalLane]:

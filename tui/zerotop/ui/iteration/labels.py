@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from zerotop.analysis.waveform.alignment import LongIterations
+from zerotop.analysis.waveform.alignment import OTHER_PACE, LongIterations
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.idle_time import IdleTime, find_idle_time, find_launch_time, waits_for_data
 from zerotop.ui.drawing.formatting import format_duration, format_significant
@@ -22,6 +22,7 @@ _REASONS = {
     "checkpoint": "with a checkpoint",
     "unrecorded": "not recorded",
     "counted": "only counted",
+    "pace": "at another pace",
     "long": "outlier",
     "other": "with other phases",
 }
@@ -41,11 +42,9 @@ def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
         launch, device = format_duration(launches.launch_s), format_duration(launches.device_s)
         return f"The CPU sets the pace: its phases take {launch} of {total}, kernels {device}", "warn"
     if not fold.signals["utilization"].resolved:
-        busy = 1 - idle.total_s / fold.iteration_s
-        return (
-            f"{gpus} {_choose_verb(fold)} busy {busy * 100:.0f} % of {total}; NVML's means of 200 ms do not show when",
-            "value",
-        )
+        busy = 1 - idle.total_s / fold.iteration_s  # with the steps in between, which the means cover, too
+        text = f"{gpus} {_choose_verb(fold)} busy {busy * 100:.0f} % of the time"
+        return f"{text}; NVML's means of 200 ms do not show when", "value"
     idle_s, longest_s = format_duration(idle.total_s), format_duration(idle.longest_s)
     if idle.is_optimizer:
         cores = "1 core runs the optimizer" if round(idle.cores) == 1 else f"{idle.cores:.0f} cores run the optimizer"
@@ -115,6 +114,17 @@ def describe_ranks(fold: WaveformFold) -> str:
     if len(fold.ranks) == fold.world:
         return f"{fold.world} ranks" if fold.world > 1 else f"rank {fold.ranks[0]}"
     return f"{len(fold.ranks)} of {fold.world} ranks"
+
+
+def describe_pace(fold: WaveformFold, pace_s: float, *, is_over: bool) -> str:
+    """Return which steps the figures are of, where the header's pace is another one; "" where it is theirs."""
+    if not abs(fold.iteration_s / pace_s - 1) > OTHER_PACE:  # no NaN
+        return ""
+    folded, pace = format_duration(fold.iteration_s), format_duration(pace_s)
+    present = f"the median of all is {pace}" if is_over else f"steps take {pace} now"
+    kind, is_one = "skipped " if fold.skipped else "", fold.first_step == fold.last_step
+    steps = f"step {fold.first_step}" if is_one else f"{fold.iterations} steps from {fold.first_step} to {fold.last_step}"
+    return f"Phases are of {kind}{steps}, which took {folded}; {present}"
 
 
 def describe_left_out(fold: WaveformFold) -> str:
