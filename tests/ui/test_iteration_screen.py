@@ -495,6 +495,20 @@ async def test_where_the_cpu_sets_the_pace_launches_are_beside_what_the_gpu_comp
         assert "CUDA ms" in seen.read_text()
 
 
+async def test_only_the_finding_decides_that_the_cpu_sets_the_pace() -> None:
+    """Phases are long where ranks wait for one another, too."""
+    async with open_app(recordings.open_recording("hand-clean2"), size=(120, 50)) as seen:
+        frame, folding = seen.screen.frame, seen.screen.folding
+        assert frame is not None
+        shown = folding.find_shown(frame)
+        assert shown is not None
+        assert shown.launches is not None
+        others = tuple(one for one in frame.findings if one.name != "launch_bound")
+        shown = folding.find_shown(dataclasses.replace(frame, findings=others))
+        assert shown is not None
+        assert shown.launches is None
+
+
 async def test_steps_that_were_only_counted_have_one_number() -> None:
     """Some of them are left out for another reason, too, and the chart may have more steps than are folded."""
     async with open_app(recordings.open_recording("gpu-counted-leak"), size=(120, 50)) as seen:

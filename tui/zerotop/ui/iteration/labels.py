@@ -6,7 +6,7 @@ import math
 
 from zerotop.analysis.waveform.alignment import OTHER_PACE, LongIterations
 from zerotop.analysis.waveform.fold import WaveformFold
-from zerotop.analysis.waveform.idle_time import IdleTime, find_idle_time, find_launch_time, waits_for_data
+from zerotop.analysis.waveform.idle_time import IdleTime, LaunchTime, find_idle_time, waits_for_data
 from zerotop.ui.drawing.formatting import format_duration, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_word
@@ -28,8 +28,11 @@ _REASONS = {
 }
 
 
-def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
-    """Return a description of the bottleneck and its style: ``GPUs idle 1.70 s of 2.68 s, 1.69 s of it ...``."""
+def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs, launches: LaunchTime | None = None) -> tuple[str, str]:
+    """Return a description of the bottleneck and its style: ``GPUs idle 1.70 s of 2.68 s, 1.69 s of it ...``.
+
+    ``launches``: of a job whose GPUs wait for launches.
+    """
     if fold.long is not None and fold.long.count >= _FEWEST_LONG and fold.long.usual_share >= _MIN_LONG_SHARE:
         return _describe_long(fold.long, glyphs), "warn"
     idle = find_idle_time(fold)
@@ -38,7 +41,7 @@ def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
     gpus = "GPUs" if fold.gpu_count > 1 else "The GPU"
     verb = "idle" if fold.gpu_count > 1 else "idles"
     total = format_duration(fold.iteration_s)
-    if (launches := find_launch_time(fold)) is not None:
+    if launches is not None:
         launch, device = format_duration(launches.launch_s), format_duration(launches.device_s)
         return f"The CPU sets the pace: its phases take {launch} of {total}, kernels {device}", "warn"
     if not fold.signals["utilization"].resolved:
