@@ -562,8 +562,8 @@ async def test_the_rank_that_the_others_wait_for_is_shown_first() -> None:
     [
         (2.5, False, ""),
         (math.nan, False, ""),
-        (1.2, False, "Phases are of steps 11 to 13, which took 2.68 s; steps take 1.20 s now"),
-        (4.0, True, "Phases are of steps 11 to 13, which took 2.68 s; the median is 4.00 s"),
+        (1.2, False, "Phases: of steps 11 to 13, which took 2.68 s; the mean of the last ten is 1.20 s"),
+        (4.0, True, "Phases: of steps 11 to 13, which took 2.68 s; the median is 4.00 s"),
     ],
 )
 def test_figures_of_another_pace_than_the_headers_say_so(pace_s: float, is_over: bool, text: str) -> None:

@@ -124,10 +124,10 @@ def describe_pace(fold: WaveformFold, pace_s: float, *, is_over: bool) -> str:
     if not abs(fold.iteration_s / pace_s - 1) > OTHER_PACE:  # no NaN
         return ""
     folded, pace = format_duration(fold.iteration_s), format_duration(pace_s)
-    present = f"the median is {pace}" if is_over else f"steps take {pace} now"
+    present = f"the median is {pace}" if is_over else f"the mean of the last ten is {pace}"
     kind, is_one = "skipped " if fold.skipped else "", fold.first_step == fold.last_step
     steps = f"step {fold.first_step}" if is_one else f"steps {fold.first_step} to {fold.last_step}"
-    return f"Phases are of {kind}{steps}, which took {folded}; {present}"
+    return f"Phases: of {kind}{steps}, which took {folded}; {present}"
 
 
 def describe_left_out(fold: WaveformFold) -> str:

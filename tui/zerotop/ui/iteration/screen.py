@@ -47,7 +47,7 @@ class IterationScreen(MonitorScreen):
         (
             "folded",
             "Many iterations aligned phase by phase. Times are means, which add up; of a signal, the median and a band of\n"
-            "10 to 90 %. By default, those of the present pace; a line says where steps now take another time than these.",
+            "10 to 90 %. By default, those of the present pace; a line says where the header has another pace.",
         ),
         (
             "GPU %",
