@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import re
 import shutil
 import threading
@@ -34,7 +35,7 @@ from zerotop.ui.drawing.rows import row_text, row_width
 from zerotop.ui.drawing.theme import STYLES
 from zerotop.ui.iteration.clipboard import format_phases, format_waveform
 from zerotop.ui.iteration.drawing import ShownWaveform, draw_waveform, layout_heights
-from zerotop.ui.iteration.labels import describe_bottleneck, describe_left_out
+from zerotop.ui.iteration.labels import describe_bottleneck, describe_left_out, describe_pace
 from zerotop.ui.iteration.model import FoldModel
 from zerotop.ui.iteration.overlay_dialog import OverlayDialog
 from zerotop.ui.iteration.screen import IterationScreen
@@ -494,6 +495,20 @@ async def test_where_the_cpu_sets_the_pace_launches_are_beside_what_the_gpu_comp
         assert "CUDA ms" in seen.read_text()
 
 
+async def test_only_the_finding_decides_that_the_cpu_sets_the_pace() -> None:
+    """Phases are long where ranks wait for one another, too."""
+    async with open_app(recordings.open_recording("hand-clean2"), size=(120, 50)) as seen:
+        frame, folding = seen.screen.frame, seen.screen.folding
+        assert frame is not None
+        shown = folding.find_shown(frame)
+        assert shown is not None
+        assert shown.launches is not None
+        others = tuple(one for one in frame.findings if one.name != "launch_bound")
+        shown = folding.find_shown(dataclasses.replace(frame, findings=others))
+        assert shown is not None
+        assert shown.launches is None
+
+
 async def test_steps_that_were_only_counted_have_one_number() -> None:
     """Some of them are left out for another reason, too, and the chart may have more steps than are folded."""
     async with open_app(recordings.open_recording("gpu-counted-leak"), size=(120, 50)) as seen:
@@ -540,3 +555,21 @@ async def test_the_rank_that_the_others_wait_for_is_shown_first() -> None:
         assert "steps 12–35 · rank 0 ─" in seen.read_text()
         await seen.pilot.press("e")
         await wait_until(seen.pilot, lambda: "· 2 ranks ─" in seen.read_text())
+
+
+@pytest.mark.parametrize(
+    ("pace_s", "is_over", "text"),
+    [
+        (2.5, False, ""),
+        (math.nan, False, ""),
+        (1.2, False, "Phases: of steps 11 to 13, which took 2.68 s; the mean of the last ten is 1.20 s"),
+        (4.0, True, "Phases: of steps 11 to 13, which took 2.68 s; the median is 4.00 s"),
+    ],
+)
+def test_figures_of_another_pace_than_the_headers_say_so(pace_s: float, is_over: bool, text: str) -> None:
+    fold = fold_of("story")
+    assert describe_pace(fold, pace_s, is_over=is_over) == text
+    shown = ShownWaveform(fold, pace=text)
+    rows = [row_text(row) for row in draw_waveform(shown, 114, 20, BLOCKS, GrowingScales())]
+    assert len(rows) == 20
+    assert (rows[1].rstrip() == text) == bool(text)

@@ -47,7 +47,7 @@ def test_a_loop_is_described_by_what_trains_it() -> None:
     assert engine.describe_engine() == (
         "Net, 0.0 M parameters, DDP x 4, AdamW, fp32, bf16 autocast, batch 8 x 2 x 4 (micro-batch x accumulation x ranks)"
     )
-    assert engine.setup_text == "DDP x 4, bf16, AdamW"
+    assert (engine.setup_text, engine.method_text) == ("DDP x 4, bf16, AdamW", "DDP x 4, AdamW")
     assert (
         EngineSummary(**parse_engine(EngineFacts(make_loop(parallelism="", inner_optimizer="")))).setup_text
         == "bf16, no optimizer"

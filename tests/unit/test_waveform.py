@@ -17,6 +17,7 @@ from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.fold_cache import WaveformCache, choose_next_size
 from zerotop.analysis.waveform.phase_bounds import build_row
 from zerotop.analysis.waveform.signals import Signal
+from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop.recording.steps.step_table import StepTable
 from zerotop.ui.iteration import labels
 from zerotop_probe.recording.tables import PROCESSES, SPANS
@@ -340,3 +341,35 @@ def test_choosing_from_nothing() -> None:
     rows = table.rank_steps[0].step_rows
     assert len(choose_iterations(rows[:0], None).indices) == 0
     assert choose_iterations(rows[:1], None).indices.tolist() == [0]
+
+
+def make_phased(seconds: list[float], phased: set[int]) -> Any:
+    """Return steps of which only some were recorded with their phases."""
+    rows = np.zeros(len(seconds), STEP_DTYPE)
+    rows["step"], rows["iteration_s"] = np.arange(len(seconds)), seconds
+    rows["counted"] = [step not in phased for step in range(len(seconds))]
+    return rows
+
+
+def test_steps_of_the_present_pace_are_folded_where_steps_with_phases_have_another() -> None:
+    """After each twenty steps the script waits for the GPU, and the next three return before their work is done."""
+    seconds = [0.072 if step % 20 == 0 else 0.014 if 1 <= step % 20 <= 3 else 0.030 for step in range(200)]
+    chosen = choose_iterations(make_phased(seconds, {1, 2, 3, 5, 6, 7, 41, 42, 101, 102, 150}), None)
+    assert chosen.indices.tolist() == [5, 6, 7, 150]
+    assert chosen.left_out["pace"] == 4
+
+
+def test_two_levels_are_never_folded_together() -> None:
+    seconds = [0.025] * 130 + [0.056] * 40
+    before, after = {1, 2, 3, 4, 5, 6, 40, 123}, {132, 150}
+    assert choose_iterations(make_phased(seconds, before | after), None).indices.tolist() == [132, 150]
+    assert choose_iterations(make_phased(seconds, before), None).indices.tolist() == sorted(before)
+    many = [0.025] * 60 + [0.040] * 60 + [0.090] * 50
+    assert choose_iterations(make_phased(many, {1, 2, 3, 4, 70, 80, 90}), None).indices.tolist() == [70, 80, 90]
+
+
+def test_long_steps_are_those_far_longer_than_all_steps_meanwhile() -> None:
+    """Where each batch has another size, short ones among those with phases are no measure."""
+    seconds = [[0.08, 0.13, 0.13, 0.17][step % 4] for step in range(60)]
+    chosen = choose_iterations(make_phased(seconds, {0, 4, 8, 11, 12, 40}), None)
+    assert "long" not in chosen.left_out

@@ -66,8 +66,16 @@ class EngineSummary:
     @property
     def setup_text(self) -> str:
         """Return how it trains in a few words: ``ZeRO-2`` or ``DDP x 4, bf16, AdamW``; empty while nothing trains."""
+        return self._describe_setup(self.short_precision)
+
+    @property
+    def method_text(self) -> str:
+        """Return the same without the data type."""
+        return self._describe_setup("")
+
+    def _describe_setup(self, precision: str) -> str:
         if self.is_loop:
-            return ", ".join(filter(None, (self._parallelism_text, self.short_precision, self._optimizer_text)))
+            return ", ".join(filter(None, (self._parallelism_text, precision, self._optimizer_text)))
         zero = f"ZeRO-{self.zero_stage}" if self.zero_stage is not None else ""
         return ", ".join(filter(None, (self.stages_text, zero)))
 

@@ -30,8 +30,10 @@ _LONG = 1.5
 _MOST_OF_IT = 0.5
 # So many last ones that each take this many medians are a level of their own, though too few to be found as one.
 _FAR_STEPS, _FAR = 2, 10.0
-# Counted steps tell of a change of level where theirs differs by this share, and so many others after it can be folded.
-_OTHER_LEVEL, _FEWEST = 0.2, 3
+# Steps that differ from the present pace by more than this share have another pace.
+OTHER_PACE = 0.1
+# Fewer of the present pace, or than a third, are folded alone only where the others differ by this share.
+_FEWEST, _FAR_PACE = 3, 0.2
 # By how much (natural logarithm) two shares of long iterations must be likelier than a single one.
 _CERTAIN_RATE = 10.0
 # The phases that the table of steps has.
@@ -59,7 +61,8 @@ class ChosenIterations:
     """The iterations to fold, and why others in between were left out."""
 
     indices: Ints  # among the rank's steps, ascending
-    # "skipped" (or "updated", where skipped ones are folded), "evaluation", "checkpoint", "unrecorded", "counted", "long"
+    # "skipped" (or "updated", where skipped ones are folded), "evaluation", "checkpoint", "unrecorded", "counted", "pace",
+    # "long"
     left_out: dict[str, int]
     skipped: bool  # whether the folded ones are those whose update was skipped
     long: LongIterations | None = None  # how "long" ones differ
@@ -73,20 +76,21 @@ def choose_iterations(steps: Rows, number: int | None) -> ChosenIterations:
     reasons = _find_reasons(rows, skipped)
     fit = np.flatnonzero(reasons == "")
     seconds = np.asarray(rows["iteration_s"], np.float64)
-    begin = max(0, len(fit) - number) if number is not None else _find_begin(seconds, fit, reasons)
-    fit = fit[max(begin, len(fit) - (MOST_ITERATIONS if number is None else number)) :]
+    level = fit if number is not None else _choose_level(seconds, fit, reasons)
+    fit = level[-(MOST_ITERATIONS if number is None else number) :]
     if not len(fit):
         return ChosenIterations(fit, {}, skipped)
     is_timed = (reasons == "") | (reasons == "counted")
-    is_long = is_timed & (seconds > _LONG * np.median(seconds[fit]))
+    is_long = is_timed & _find_long(seconds, fit, is_timed)
     if number is None:  # iterations that are long more often, or no longer, have another pace
         timed = np.flatnonzero(is_timed)
         timed = timed[timed >= fit[0]]
         since = int(timed[find_rate_change(is_long[timed])])
         if np.count_nonzero((fit >= since) & ~is_long[fit]) >= _FEWEST:
             fit = fit[fit >= since]
-            is_long = is_timed & (seconds > _LONG * np.median(seconds[fit]))
+            is_long = is_timed & _find_long(seconds, fit, is_timed)
     begin = int(fit[0])
+    reasons[(reasons == "") & ~np.isin(np.arange(len(rows)), fit)] = "pace"
     reasons[is_long] = "long"
     fit = fit[~is_long[fit]]
     shown = reasons[begin:].tolist()
@@ -127,18 +131,37 @@ def _find_reasons(rows: Rows, skipped: bool) -> NDArray[np.str_]:
     return reasons
 
 
-def _find_begin(seconds: Floats, fit: Ints, reasons: NDArray[np.str_]) -> int:
-    """Return the index into ``fit`` at which the last change of level begins, also one that only counted steps tell."""
-    own = _find_level_begin(seconds, fit)
+def _find_long(seconds: Floats, fit: Ints, is_timed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which steps are far longer than those to fold, and than all that were timed meanwhile."""
+    meanwhile = seconds[fit[0] : fit[-1] + 1][is_timed[fit[0] : fit[-1] + 1]]
+    is_long: NDArray[np.bool_] = seconds > _LONG * max(np.median(seconds[fit]), np.median(meanwhile))
+    return is_long
+
+
+def _choose_level(seconds: Floats, fit: Ints, reasons: NDArray[np.str_]) -> Ints:
+    """Return those of ``fit`` since the last change of level, also one that only counted steps tell.
+
+    Where their mean is not the pace of all steps since that change, only those near this pace; without any, the last ones
+    between two changes, so that no two levels are mixed.
+    """
+    own: Ints = fit[_find_level_begin(seconds, fit) :]
     timed = np.flatnonzero((reasons == "") | (reasons == "counted"))
     if len(fit) == len(timed):
         return own
-    level = np.median(seconds[timed[_find_level_begin(seconds, timed) :]])
-    if abs(np.median(seconds[fit[own:]]) / level - 1) < _OTHER_LEVEL:
+    begin = max(own[0], timed[_find_level_begin(seconds, timed)])
+    pace_s = np.median(seconds[timed[timed >= begin]])
+    away = np.abs(seconds[own] / pace_s - 1)
+    usual = seconds[own][seconds[own] <= _LONG * max(np.median(seconds[own]), pace_s)]
+    off, near = abs(np.mean(usual) / pace_s - 1), np.count_nonzero((own >= begin) & (away <= OTHER_PACE))
+    if off <= OTHER_PACE or (off <= _FAR_PACE and near < max(_FEWEST, len(own) / 3)):
         return own
+    for most in (OTHER_PACE, _LONG - 1):
+        now: Ints = own[(own >= begin) & (away <= most)]
+        if len(now):
+            return now
     firsts = [timed[shift.first] for shift in ShiftFinder().find_shifts(seconds[timed])]
-    begins = np.searchsorted(fit, firsts) if firsts else np.empty(0, np.int64)
-    return max(own, int(begins[begins <= len(fit) - _FEWEST].max(initial=0)))
+    levels = [level for level in np.split(own, np.searchsorted(own, firsts)) if len(level) >= _FEWEST]
+    return levels[-1] if levels else own
 
 
 def find_rate_change(is_long: NDArray[np.bool_]) -> int:

@@ -17,10 +17,6 @@ _WAITS = 0.5
 # and it uses at least this many times the cores of forward and backward.
 _MORE_CORES = 2.0
 _WORK = ("forward", "backward")
-# The CPU sets the pace of GPUs that are busy for less than this share of an iteration, while each rank uses most of a core
-# and is in its phases most of the time. GPUs that are hardly busy wait for something else, such as another thread.
-_BUSY_SHARE, _LAUNCHING_CORES, _LAUNCHING_SHARE = 0.7, 0.9, 0.75
-_LEAST_BUSY_SHARE = 0.01  # NVML counts in whole per cent
 _LAUNCHING = (*_WORK, "step")
 
 
@@ -96,14 +92,12 @@ class LaunchTime:
     device_s: float  # in which a kernel ran
 
 
-def find_launch_time(fold: WaveformFold) -> LaunchTime | None:
-    """Return how long the CPU launches what the GPUs compute in less time; None where the CPU does not set the pace."""
+def measure_launch_time(fold: WaveformFold) -> LaunchTime | None:
+    """Return how long the CPU launches what the GPUs compute in less time; None where they do not, or it is unknown.
+
+    That the GPUs wait for launches is not known from this: they wait for other ranks in these phases, too.
+    """
     used = compute_signal_mean(fold, "utilization", [(0.0, fold.iteration_s)])
-    cores = compute_signal_mean(fold, "cores", [(0.0, fold.iteration_s)])
-    other_s = sum(row.mean_s for row in fold.phases if row.depth == 0 and row.phase not in _LAUNCHING)
-    launch_s = fold.iteration_s - other_s
-    is_waiting = _LEAST_BUSY_SHARE <= used / 100 < _BUSY_SHARE  # no NaN
-    has_pace = is_waiting and cores >= _LAUNCHING_CORES * max(1, fold.process_count)
-    if not has_pace or launch_s < _LAUNCHING_SHARE * fold.iteration_s or find_idle_time(fold).is_optimizer:
-        return None
-    return LaunchTime(launch_s, fold.iteration_s * used / 100)
+    launch_s = sum(row.mean_s for row in fold.phases if row.depth == 0 and row.phase in _LAUNCHING)
+    device_s = fold.iteration_s * used / 100
+    return LaunchTime(launch_s, device_s) if device_s < launch_s else None  # no NaN

@@ -81,7 +81,7 @@ def build_job_page(view: LiveView, glyphs: Glyphs) -> Group:
         ("model", labels.format_model(engine)),
         (
             "optimizer" if engine.is_loop and not engine.parallelism else "training" if engine.is_loop else "stage",
-            engine.setup_text,
+            engine.method_text,
         ),
         ("library", engine.library),
         ("offload", labels.format_offload(engine, glyphs) or ("none" if engine.zero_stage is not None else "")),

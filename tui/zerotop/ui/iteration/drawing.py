@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.waveform.alignment import PhaseStretch
 from zerotop.analysis.waveform.fold import WaveformFold
-from zerotop.analysis.waveform.idle_time import find_launch_time
+from zerotop.analysis.waveform.idle_time import LaunchTime
 from zerotop.recording.samples import Ints
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, GrowingScales, choose_scale, draw_time_axis, plot_ribbon
 from zerotop.ui.charts.bars import draw_stacked_bar
@@ -50,6 +50,8 @@ class ShownWaveform:
     first_lane: str = LANES[0].id
     pointed_s: float | None = None  # the position under the mouse
     delay: str = ""  # a sentence about the rank that the others wait for
+    launches: LaunchTime | None = None  # where the CPU sets the pace
+    pace: str = ""  # a sentence about the header's pace, where it is another one
 
 
 def draw_waveform(
@@ -57,13 +59,15 @@ def draw_waveform(
 ) -> list[Row]:
     """Draw the panel: ``height`` rows of ``width`` cells."""
     fold = shown.fold
-    text, style = describe_bottleneck(fold, glyphs)
+    text, style = describe_bottleneck(fold, glyphs, shown.launches)
     if shown.delay:
         both = f"{shown.delay} {text}"
         text, style = both if cell_width(both) <= width else shown.delay, "warn"
     if shown.pointed_s is not None:
         text, style = _describe_point(fold, shown.pointed_s, glyphs), "value"
     rows = [_draw_title(fold, width, glyphs, focused)]
+    if shown.pace and height >= 4:
+        rows.append(fit_row(((glyphs.to_plain(shown.pace), "warn"),), width, glyphs))
     if height >= 3:
         aside = _draw_aside(shown, width)
         words: Row = ((glyphs.to_plain(text), style),)
@@ -156,7 +160,7 @@ def _draw_picture(shown: ShownWaveform, width: int, room: int, glyphs: Glyphs, s
         word = fit_row((("means" if gutter > AXIS_WIDTH else "", "muted"),), gutter, glyphs)
         note = "" if len(means) + len(_SLOW_SENSORS) > width - gutter else _SLOW_SENSORS
         ribbons.append(fit_row((*word, (glyphs.to_plain(means), "value"), (note, "muted")), width, glyphs))
-    ribbons += _draw_launches(fold, end_s, gutter, width, glyphs)
+    ribbons += _draw_launches(shown.launches, end_s, gutter, width, glyphs)
     ribbons = ribbons[:room]
     chosen = _rotate_lanes(choose_curves(fold), shown.first_lane)
     left = room - len(ribbons)
@@ -169,9 +173,8 @@ def _draw_picture(shown: ShownWaveform, width: int, room: int, glyphs: Glyphs, s
     return rows
 
 
-def _draw_launches(fold: WaveformFold, end_s: float, gutter: int, width: int, glyphs: Glyphs) -> list[Row]:
+def _draw_launches(launches: LaunchTime | None, end_s: float, gutter: int, width: int, glyphs: Glyphs) -> list[Row]:
     """Draw how long the CPU launches and the GPU computes, as bars, where the CPU sets the pace."""
-    launches = find_launch_time(fold)
     if launches is None:
         return []
     rows = []
@@ -196,17 +199,19 @@ def layout_heights(room: int, count: int) -> list[int]:
     return [each + (place < more) for place in range(shown)]
 
 
-def has_hidden_lanes(fold: WaveformFold, height: int, *, pinned: bool) -> bool:
+def has_hidden_lanes(shown: ShownWaveform, height: int) -> bool:
     """Whether some lanes do not fit in a panel of this size."""
-    ribbons = 1 + (height - 3 >= _MIN_ROWS_TWO_RIBBONS) + pinned
-    curves = len(choose_curves(fold))
+    height -= bool(shown.pace)
+    ribbons = 1 + (height - 3 >= _MIN_ROWS_TWO_RIBBONS) + (shown.pinned is not None)
+    curves = len(choose_curves(shown.fold))
     return len(layout_heights(height - 3 - ribbons, curves)) < curves
 
 
-def count_wave_rows(fold: WaveformFold, *, pinned: bool) -> int:
+def count_wave_rows(shown: ShownWaveform) -> int:
     """Return the rows of the panel in which all signals that have a curve are readable."""
-    launches = 2 * (find_launch_time(fold) is not None)
-    return 3 + 2 + bool(list_means(fold)) + launches + pinned + _CURVE_ROWS * len(choose_curves(fold))
+    fold, launches = shown.fold, 2 * (shown.launches is not None)
+    told = bool(shown.pace) + (shown.pinned is not None)
+    return 3 + 2 + bool(list_means(fold)) + launches + told + _CURVE_ROWS * len(choose_curves(fold))
 
 
 def _rotate_lanes(lanes: list[SignalLane], first: str) -> list[SignalLane]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from zerotop.analysis.waveform.alignment import LongIterations
+from zerotop.analysis.waveform.alignment import OTHER_PACE, LongIterations
 from zerotop.analysis.waveform.fold import WaveformFold
-from zerotop.analysis.waveform.idle_time import IdleTime, find_idle_time, find_launch_time, waits_for_data
+from zerotop.analysis.waveform.idle_time import IdleTime, LaunchTime, find_idle_time, waits_for_data
 from zerotop.ui.drawing.formatting import format_duration, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_word
@@ -22,13 +22,17 @@ _REASONS = {
     "checkpoint": "with a checkpoint",
     "unrecorded": "not recorded",
     "counted": "only counted",
+    "pace": "at another pace",
     "long": "outlier",
     "other": "with other phases",
 }
 
 
-def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
-    """Return a description of the bottleneck and its style: ``GPUs idle 1.70 s of 2.68 s, 1.69 s of it ...``."""
+def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs, launches: LaunchTime | None = None) -> tuple[str, str]:
+    """Return a description of the bottleneck and its style: ``GPUs idle 1.70 s of 2.68 s, 1.69 s of it ...``.
+
+    ``launches``: of a job whose GPUs wait for launches.
+    """
     if fold.long is not None and fold.long.count >= _FEWEST_LONG and fold.long.usual_share >= _MIN_LONG_SHARE:
         return _describe_long(fold.long, glyphs), "warn"
     idle = find_idle_time(fold)
@@ -37,15 +41,13 @@ def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
     gpus = "GPUs" if fold.gpu_count > 1 else "The GPU"
     verb = "idle" if fold.gpu_count > 1 else "idles"
     total = format_duration(fold.iteration_s)
-    if (launches := find_launch_time(fold)) is not None:
+    if launches is not None:
         launch, device = format_duration(launches.launch_s), format_duration(launches.device_s)
         return f"The CPU sets the pace: its phases take {launch} of {total}, kernels {device}", "warn"
     if not fold.signals["utilization"].resolved:
-        busy = 1 - idle.total_s / fold.iteration_s
-        return (
-            f"{gpus} {_choose_verb(fold)} busy {busy * 100:.0f} % of {total}; NVML's means of 200 ms do not show when",
-            "value",
-        )
+        busy = 1 - idle.total_s / fold.iteration_s  # with the steps in between, which the means cover, too
+        text = f"{gpus} {_choose_verb(fold)} busy {busy * 100:.0f} % of the time"
+        return f"{text}; NVML's means of 200 ms do not show when", "value"
     idle_s, longest_s = format_duration(idle.total_s), format_duration(idle.longest_s)
     if idle.is_optimizer:
         cores = "1 core runs the optimizer" if round(idle.cores) == 1 else f"{idle.cores:.0f} cores run the optimizer"
@@ -115,6 +117,17 @@ def describe_ranks(fold: WaveformFold) -> str:
     if len(fold.ranks) == fold.world:
         return f"{fold.world} ranks" if fold.world > 1 else f"rank {fold.ranks[0]}"
     return f"{len(fold.ranks)} of {fold.world} ranks"
+
+
+def describe_pace(fold: WaveformFold, pace_s: float, *, is_over: bool) -> str:
+    """Return which steps the figures are of, where the header's pace is another one; "" where it is theirs."""
+    if not abs(fold.iteration_s / pace_s - 1) > OTHER_PACE:  # no NaN
+        return ""
+    folded, pace = format_duration(fold.iteration_s), format_duration(pace_s)
+    present = f"the median is {pace}" if is_over else f"the mean of the last ten is {pace}"
+    kind, is_one = "skipped " if fold.skipped else "", fold.first_step == fold.last_step
+    steps = f"step {fold.first_step}" if is_one else f"steps {fold.first_step} to {fold.last_step}"
+    return f"Phases: of {kind}{steps}, which took {folded}; {present}"
 
 
 def describe_left_out(fold: WaveformFold) -> str:

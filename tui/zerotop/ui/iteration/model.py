@@ -11,9 +11,11 @@ from zerotop.analysis.ranks.outliers import find_skew
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.fold_cache import SIZES, WaveformCache, choose_next_size
+from zerotop.analysis.waveform.idle_time import measure_launch_time
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.charts import GrowingScales
 from zerotop.ui.iteration.drawing import ShownWaveform
+from zerotop.ui.iteration.labels import describe_pace
 from zerotop.ui.iteration.lanes import LANES, choose_curves
 from zerotop.ui.ranks.labels import describe_skew
 
@@ -72,12 +74,15 @@ class FoldModel:
             self._last_shown = None
             return None
         pinned = self.pinned if self.pinned is not None and self.pinned.fold is not fold else None
+        is_over = frame.view.job.state.is_over
         shown = ShownWaveform(
             fold,
             pinned.fold if pinned else None,
             pinned.name if pinned else "",
             self.first_lane,
             delay=self._find_odd(frame)[1] if self.every_rank is not False and fold.world > 1 else "",
+            launches=measure_launch_time(fold) if _waits_for_launches(frame) else None,
+            pace=describe_pace(fold, frame.view.progress.iteration_s, is_over=is_over),
         )
         if self._last_shown is None or not _is_same(self._last_shown, shown):
             self._last_shown = shown
@@ -152,9 +157,15 @@ class FoldModel:
             self.scales.clear()
 
 
+def _waits_for_launches(frame: Frame) -> bool:
+    """Whether a finding says that the GPUs wait for launches, as they still did in the last steps that it judged."""
+    return any(one.name == "launch_bound" and "until_step" not in one.evidence for one in frame.findings)
+
+
 def _is_same(one: ShownWaveform, other: ShownWaveform) -> bool:
     return (
         one.fold is other.fold
         and one.pinned is other.pinned
-        and (one.first_lane, one.delay) == (other.first_lane, other.delay)
+        and (one.first_lane, one.delay, one.pace, one.launches)
+        == (other.first_lane, other.delay, other.pace, other.launches)
     )

@@ -79,7 +79,8 @@ class WaveformPanel(Wheel, _FoldPanel, MousePanel):
 
 class PhaseTable(_FoldPanel):
     def draw_fold(self, shown: ShownWaveform, width: int, height: int) -> list[Row]:
-        return draw_phases(shown.fold, shown.pinned, width, height, self.glyphs, focused=self.has_focus)
+        waits, focused = shown.launches is not None, self.has_focus
+        return draw_phases(shown.fold, shown.pinned, width, height, self.glyphs, focused=focused, waits_for_launches=waits)
 
     def copy_text(self) -> str:
         """Return all rows, including those that do not fit."""

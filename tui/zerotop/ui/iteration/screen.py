@@ -23,7 +23,7 @@ from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.layout import GAP, Box
-from zerotop.ui.iteration.drawing import count_wave_rows, has_hidden_lanes
+from zerotop.ui.iteration.drawing import ShownWaveform, count_wave_rows, has_hidden_lanes
 from zerotop.ui.iteration.model import FoldModel
 from zerotop.ui.iteration.overlay_dialog import OverlayDialog
 from zerotop.ui.iteration.panels import PhaseTable, SampleTable, WaveformPanel
@@ -46,8 +46,8 @@ class IterationScreen(MonitorScreen):
     TERMS = (
         (
             "folded",
-            "Many iterations aligned phase by phase, as an oscilloscope does. Times are means, which add up; of a signal\n"
-            "the line is the median, and the band holds 10 to 90 %. By default, all iterations since the pace last changed.",
+            "Many iterations aligned phase by phase. Times are means, which add up; of a signal, the median and a band of\n"
+            "10 to 90 %. By default, those of the present pace; a line says where the header has another pace.",
         ),
         (
             "GPU %",
@@ -120,13 +120,13 @@ class IterationScreen(MonitorScreen):
             chart = Box(room.x, room.y, room.width - table - GAP, room.height)
             tables = _layout_tables(shown.fold, Box(chart.x + chart.width + GAP, room.y, table, room.height), count)
             has_steps = "steps" in tables
-            waves = {"waves": chart} if has_steps else _layout_waves(shown.fold, chart, pinned=shown.pinned is not None)
+            waves = {"waves": chart} if has_steps else _layout_waves(shown, chart)
             return {**waves, **tables}
         rows = min(count, max(5, room.height // 3))
         if room.height - rows < _MIN_CHART_ROWS:
             return {"waves": room}
         upper = Box(room.x, room.y, room.width, room.height - rows)
-        waves = _layout_waves(shown.fold, upper, pinned=shown.pinned is not None)
+        waves = _layout_waves(shown, upper)
         return {**waves, "phases": Box(room.x, room.y + upper.height, room.width, rows)}
 
     def label_keys(self, frame: Frame) -> dict[str, str]:
@@ -140,7 +140,7 @@ class IterationScreen(MonitorScreen):
         }
         if self.folding.wanted_count is None:
             labels["iteration.level"] = ""
-        if box is None or not has_hidden_lanes(shown.fold, box.height, pinned=shown.pinned is not None):
+        if box is None or not has_hidden_lanes(shown, box.height):
             labels["iteration.lane"] = ""
         return labels
 
@@ -194,9 +194,9 @@ class IterationScreen(MonitorScreen):
             await self.run_action(f"app.choose_rank({number})")
 
 
-def _layout_waves(fold: WaveformFold, room: Box, *, pinned: bool) -> dict[str, Box]:
+def _layout_waves(shown: ShownWaveform, room: Box) -> dict[str, Box]:
     """Place the chart, and below it the steps where signals without a curve leave room."""
-    needed = count_wave_rows(fold, pinned=pinned)
+    needed = count_wave_rows(shown)
     if room.height - needed < _MIN_STEP_ROWS:
         return {"waves": room}
     steps = Box(room.x, room.y + needed, room.width, room.height - needed)

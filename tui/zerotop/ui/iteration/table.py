@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from zerotop.analysis.waveform.fold import WaveformFold
-from zerotop.analysis.waveform.idle_time import compute_idle_s, compute_signal_mean, find_idle_time, find_launch_time
+from zerotop.analysis.waveform.idle_time import compute_idle_s, compute_signal_mean, find_idle_time
 from zerotop.analysis.waveform.phase_bounds import PhaseRow
 from zerotop.ui.charts.bars import draw_stacked_bar
 from zerotop.ui.drawing.formatting import format_fixed
@@ -54,15 +54,25 @@ def _build_line(fold: WaveformFold, row: PhaseRow, pinned_s: float) -> PhaseLine
 
 
 def draw_phases(
-    fold: WaveformFold, pinned: WaveformFold | None, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
+    fold: WaveformFold,
+    pinned: WaveformFold | None,
+    width: int,
+    height: int,
+    glyphs: Glyphs,
+    *,
+    focused: bool = False,
+    waits_for_launches: bool = False,
 ) -> list[Row]:
     """Draw the panel: ``height`` rows of ``width`` cells. The shortest phases are left out if there is no room."""
     # Milliseconds show the shortest phases even beside a step of seconds.
     unit, factor = ("s", 1.0) if fold.iteration_s >= _LONG_S else ("ms", 1e3)
     shown = choose_lines(build_lines(fold, pinned), height - 1)
-    columns = place_columns(_build_columns(fold, pinned is not None, unit, factor, glyphs), width)
-    rows = [draw_rule(panel_title(f"Phases {unit}", focused), width, glyphs, columns)]
-    rows += [columns.draw_row(line, width, glyphs) for line in shown]
+    columns = _build_columns(fold, pinned is not None, unit, factor, glyphs)
+    if waits_for_launches:  # between a phase's CUDA events, too
+        columns = [column for column in columns if column.heading != f"CUDA {unit}"]
+    placed = place_columns(columns, width)
+    rows = [draw_rule(panel_title(f"Phases {unit}", focused), width, glyphs, placed)]
+    rows += [placed.draw_row(line, width, glyphs) for line in shown]
     return fit_height(rows, width, height, glyphs)
 
 
@@ -117,8 +127,7 @@ def _build_columns(fold: WaveformFold, pinned: bool, unit: str, factor: float, g
         columns.append(Column("pinned", _FIGURE_WIDTH, 7, lambda line, width: draw_figure(line.pinned_s, "series-2")))
         columns.append(Column("change", _FIGURE_WIDTH, 8, lambda line, width: draw_change(line)))
     columns.append(Column("share", 12, 3, lambda line, width: _draw_share(line, width, glyphs), grows=True))
-    # Where the CPU sets the pace, the GPU waits for the next launch between a phase's events.
-    if find_launch_time(fold) is None and any(not math.isnan(row.device_s) for row in fold.phases):
+    if any(not math.isnan(row.device_s) for row in fold.phases):
         columns.append(Column(f"CUDA {unit}", _FIGURE_WIDTH, 4, lambda line, width: draw_figure(line.device_s)))
     if "utilization" in fold.signals:
         columns.append(Column("idle", _FIGURE_WIDTH, 8, lambda line, width: draw_figure(line.idle_s)))
