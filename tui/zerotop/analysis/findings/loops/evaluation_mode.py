@@ -6,7 +6,7 @@ The probe looks at the modules right after an optimizer's step, and only now and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_attempt
 from zerotop.analysis.steps.training_changes import TrainingChange, list_changes
@@ -65,9 +65,9 @@ def _read_stay(event: TrainingChanged, layers: ChangedSetting, offset_ns: int) -
 
 def _build(group: Group, stay: _Stay, end: TrainingChanged | None = None) -> Finding:
     line, known_ns = stay.change.line, (end or stay.event).unix_ns
-    values = {"place": line.place if line is not None else None, "line": line.text if line is not None else None}
-    steps = {"step": stay.event.step, "before_step": stay.event.last_step}
+    values: dict[str, Any] = {"step": stay.event.step, "before_step": stay.event.last_step, "layers": stay.layers}
+    values |= {"place": line.place if line is not None else None, "line": line.text if line is not None else None}
     if end is not None:
-        steps["later_step"] = end.step
+        values["later_step"] = end.step
     kind = _KIND if end is None else _OVER
-    return kind.at(group, stay.change.begin_ns, known_ns, {}, layers=stay.layers, **steps, **values)
+    return kind.at(group, stay.change.begin_ns, known_ns, {}, **values)

@@ -144,10 +144,7 @@ def _build_finding(group: Group, change: SharedRise, found: FoundLook) -> Findin
         cause = f"{blocks[:1].upper()}{blocks[1:]}"
     elif kind is _KIND and cause == _UNKNOWN:
         kind, cause, advice = _explain_kept(step, found.known_ns)
-    evidence = {"before_bytes": before_bytes, "after_bytes": after_bytes}
-    for name in ("rows", "tokens"):
-        if min(medians[name]) > 0:
-            evidence |= {f"{name}_before": medians[name][0], f"{name}_after": medians[name][1]}
+    evidence = {"before_bytes": before_bytes, "after_bytes": after_bytes, **_list_sizes(medians)}
     kind = _choose_advice(kind, group, change)
     if not change.of_all:
         kind = kind.with_changes(headline=_OF_SOME)
@@ -169,6 +166,12 @@ def _build_finding(group: Group, change: SharedRise, found: FoundLook) -> Findin
     values |= {"kept_before": kept_before, "kept_bytes": kept_bytes}
     ranks = None if change.of_all else change.ranks
     return kind.at_steps(group, _select_after(step), evidence, known_ns=found.known_ns, ranks=ranks, **values)
+
+
+def _list_sizes(medians: dict[str, tuple[float, float]]) -> dict[str, float]:
+    """Return the sizes of batches before and after, where they are known."""
+    known = ((name, sizes) for name in ("rows", "tokens") if min(sizes := medians[name]) > 0)
+    return {f"{name}_{when}": size for name, sizes in known for when, size in zip(("before", "after"), sizes, strict=True)}
 
 
 def _choose_advice(kind: FindingKind, group: Group, change: SharedRise) -> FindingKind:
