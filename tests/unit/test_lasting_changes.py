@@ -23,6 +23,7 @@ from zerotop.analysis.findings.pace import (
     iteration_drift,
     iteration_shift,
     long_pause,
+    repeated_pause,
     steps_in_turn,
     time_in_line,
 )
@@ -498,6 +499,24 @@ def test_time_between_phases_is_not_told_of_all_steps_by_a_line_that_is_new(earl
     usual = {60: ("relu", 80 - early)} | ({63: ("json.dump", early)} if early else {})
     write_sampled(tmp_path, np.full(400, 0.04), (11, 120, usual), (260, 390, {60: ("relu", 60), 63: ("json.dump", 20)}))
     assert [one.named_line for one in find(tmp_path, time_in_line.detect)][-1:] == ["train.py:63"] * (early > 0)
+
+
+@pytest.mark.parametrize(("following_s", "told"), [(0.02, True), (0.002, False)])
+def test_a_wait_for_queued_work_is_no_pause(following_s: float, told: bool, tmp_path: Path) -> None:
+    """Where CUDA graphs are replayed, the host runs ahead, and waits where a loss is read: the next steps are short."""
+    pauses = list(range(60, 240, 20))
+    seconds = [0.11 if step in pauses else following_s if (step - 1) // 5 * 5 in pauses else 0.02 for step in range(250)]
+    ends = write_parts(tmp_path, [[0.0, 0.0, 0.001, one - 0.001] for one in seconds])
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    writer.write(0, events.Engine, engine=0, kind="loop", device="cuda:0")
+    frames = [{"file": "train.py", "line": 47, "function": "log", "own": True}]
+    for step in pauses:
+        facts = {"where": "between phases", "why": "slow", "step": step, "last_step": step, "samples": 3, "frames": frames}
+        facts |= {"stacks": [{"count": 3, "seconds": 0.09, "frames": [0]}]}
+        times = {"begin_ns": int(ends[step - 1] * S), "end_ns": int((ends[step] - 0.01) * S)}
+        writer.write(int(ends[step] * S), events.Stacks, **times, **facts)
+    writer.close()
+    assert [one.step for one in find(tmp_path, repeated_pause.detect)] == [60] * told
 
 
 def write_sampled(

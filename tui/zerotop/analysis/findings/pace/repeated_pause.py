@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zerotop.analysis.findings.support.causes.loader_causes import find_loader_cause
 from zerotop.analysis.findings.support.causes.pause_causes import find_pause_cause
@@ -91,6 +93,8 @@ _NAMED_SHARE = 0.5
 _REGULAR_ALIKE, _ALIKE = 1 / 2, 1 / 8
 # If a larger share of the iterations is this long, they are slower and do not pause.
 _MOST_ITERATIONS = 0.4
+# Steps after a pause that may make up for it, and the share of it that they then save.
+_CATCHING_UP, _MADE_UP_SHARE = 10, 0.5
 # Iterations from one pause to the next, on average: others are slower for a while.
 _LEAST_APART = 1.5
 
@@ -190,7 +194,7 @@ def _measure_pauses(
     # What else takes longer is chance, or another pause.
     is_pause &= longer >= longer.max() * (_REGULAR_ALIKE if is_regular else _ALIKE)
     pauses = int(is_pause.sum())
-    if not _FEWEST_PAUSES <= pauses <= _MOST_ITERATIONS * len(rows):
+    if not _FEWEST_PAUSES <= pauses <= _MOST_ITERATIONS * len(rows) or _is_made_up(process, rows, is_pause):
         return None
     as_before = _measure_before(process, rows, regular) if is_regular else 0.0
     as_before = as_before if as_before >= _NOTABLE_SHARE * float(np.median(longer[is_pause])) else 0.0
@@ -220,6 +224,21 @@ def _measure_pauses(
     elif line is not None and line.known_call is None and _is_as_ever(process, rows, period, evidence["pause_s"]):
         kind = kind.with_changes(severity=Severity.INFO)
     return kind.at_steps(process, rows, evidence, known_ns=known_ns, cost=share, concerned=concerned, **values)
+
+
+def _is_made_up(process: Process, rows: Rows, is_pause: NDArray[np.bool_]) -> bool:
+    """Whether the steps after each pause are shorter by about as much: the host waits for work that it queued before.
+
+    It does where each step replays a CUDA graph, until a loss is read.
+    """
+    seconds = rows["iteration_s"].astype(np.float64)
+    usual = float(np.nanmedian(seconds))
+    begins = np.flatnonzero(is_pause).tolist()
+    stretches = [(begin, min(end, begin + _CATCHING_UP)) for begin, end in pairwise([*begins, len(rows)])]
+    whole = stretches if stretches[-1][1] - stretches[-1][0] == _CATCHING_UP else stretches[:-1]
+    saved = [float(np.nansum(np.maximum(usual - seconds[begin + 1 : end], 0))) for begin, end in whole]
+    longer = [float(seconds[begin]) - usual for begin, _ in whole]
+    return process.is_on_gpu and bool(whole) and sum(saved) >= _MADE_UP_SHARE * sum(longer)
 
 
 def _measure_before(process: Process, rows: Rows, regular: Ints) -> float:

@@ -47,6 +47,12 @@ _CALLS = (
         "if step % 1000 == 0: gc.collect()",
     ),
     KnownCall(
+        ("torch.cuda.graph.__enter__", "torch.cuda.make_graphed_callables"),
+        "Capture the CUDA graph at {location} once, and copy what changes into its static inputs: each capture takes time"
+        " and memory of its own.",
+        title="torch.cuda.graph, which captures again",
+    ),
+    KnownCall(
         (EMPTY_CACHE, "torch._C._cuda_emptyCache"),
         "Remove torch.cuda.empty_cache() at {location}: the step after it asks the driver for its memory again. Against"
         " fragmentation, use expandable segments.",
