@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
-from zerotop.analysis.findings.pace import costly_variables, data_stall, host_pace
+from zerotop.analysis.findings.pace import costly_variables, data_stall, waits_for_launches
 from zerotop.analysis.findings.support import Finding, Group, SearchWindow, detection, in_each_attempt
 from zerotop.recording.samples import Samples
 from zerotop_probe.inside.stacks.frames import PythonFrame
@@ -100,7 +100,7 @@ def find_all(
         writer.write(int(failed_s * S), events.OutOfMemory, device=0, requested_bytes=2**30)
     writer.close()
     recording = read_recording(folder)
-    runner = detection.Detection(recording, [costly_variables.detect, *others, host_pace.detect])
+    runner = detection.Detection(recording, [costly_variables.detect, *others, waits_for_launches.detect])
     runner.update()
     return runner.findings_at(recording.end_ns)
 
@@ -287,7 +287,7 @@ def test_room_is_told_as_of_the_last_reading() -> None:
         samples = Samples(np.array([int(time * S) for time in at], np.int64), rows if at else np.empty(0))
         records = SimpleNamespace(read_window=lambda begin_ns, end_ns, samples=samples: samples)
         process = SimpleNamespace(records=lambda table, records=records: records)
-        assert host_pace.read_held(cast("Any", process), steps) == (held, read)
+        assert waits_for_launches.read_held(cast("Any", process), steps) == (held, read)
 
 
 def test_a_variable_costs_nothing_without_a_gpu(tmp_path: Path) -> None:

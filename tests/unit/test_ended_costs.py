@@ -9,7 +9,7 @@ import pytest
 
 import recordings
 from zerotop.analysis.findings import Finding, Severity
-from zerotop.analysis.findings.pace import host_pace, iteration_shift
+from zerotop.analysis.findings.pace import iteration_shift, waits_for_launches
 from zerotop.analysis.findings.ranks import long_end
 from zerotop.analysis.findings.support.causes import batch_causes
 from zerotop.analysis.reports.cost_text import describe_cost
@@ -96,7 +96,7 @@ def test_waiting_for_launches_costs_nothing_after_its_end() -> None:
     steps = run.source.job_steps
     (cost,) = [one for one in rank_findings(run.findings, steps, run.source.end_ns) if one.finding.name == "launch_bound"]
     assert str(cost.finding.headline).endswith("up to step 79")
-    assert str(cost.finding.details).startswith("Steps 40 to 79 take ")
+    assert str(cost.finding.details).startswith("Steps 50 to 79 take ")
     waited = steps[(steps["step"] >= 20) & (steps["step"] <= 79)]
     assert cost.seconds is not None
     # The first of them began earlier on the other rank.
@@ -113,7 +113,7 @@ def test_a_share_of_some_steps_is_not_that_of_all_steps_that_it_costs() -> None:
     steps["end_unix_ns"] = steps["begin_unix_ns"] + 100_000_000
     head = "launch_bound", int(steps["begin_unix_ns"][20]), int(steps["end_unix_ns"][79]), int(steps["end_unix_ns"][79])
     shown = {"share": 0.4, "use": 0.6, "iteration_s": 0.1, "cores": 1.0}
-    found = Finding(*head, 20, (0,), Severity.INFO, 0.9, "", evidence=shown, cost=0.3, kind=host_pace._LAUNCHES)
+    found = Finding(*head, 20, (0,), Severity.INFO, 0.9, "", evidence=shown, cost=0.3, kind=waits_for_launches._LAUNCHES)
     (cost,) = rank_findings([found], steps, int(steps["end_unix_ns"][-1]))
     assert cost.seconds == pytest.approx(0.3 * 18)
     assert cost.seconds_text == " in steps 20 to 199"

@@ -19,13 +19,13 @@ from zerotop.analysis.findings.pace import (
     data_bursts,
     data_stall,
     evaluations_often,
-    host_pace,
     iteration_drift,
     iteration_shift,
     long_pause,
     repeated_pause,
     steps_in_turn,
     time_in_line,
+    waits_for_launches,
 )
 from zerotop.analysis.findings.support import detection
 from zerotop.analysis.findings.support.links import drop_superseded
@@ -147,7 +147,7 @@ def test_a_pace_that_changes_for_good_does_not_wander(tmp_path: Path, change: in
     steps = wander(2, 640, 0.2 if change is None else 0.08)
     steps[change or 640 :] *= 8
     write_parts(tmp_path, steps.tolist())
-    found = find(tmp_path, host_pace.detect)
+    found = find(tmp_path, waits_for_launches.detect)
     assert [one.name for one in found[:1]] == (["pace_wanders"] if change is None else [])
 
 

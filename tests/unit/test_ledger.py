@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import recordings
 from memory_recording import (
     GIB,
-    HELD_LIST,
     PARTS,
     UUID,
     PlantedRecording,
@@ -365,14 +364,6 @@ def test_a_workspace_may_be_in_a_block_that_was_not_split(tmp_path: Path) -> Non
         recording = record_two_steps(folder)
         recording.write_inventory(18.6, "after_update", PARTS, unclaimed=0.25, unclaimed_groups=groups)
         assert read_only_ledger(recording.open_recording(), 19.5).sum_bytes("cublas_workspaces") == size
-
-
-def test_a_graph_that_was_counted_in_the_forward_is_not_kept_after_the_update(tmp_path: Path) -> None:
-    recording, mib = record_two_steps(tmp_path), 1 << 20
-    held = [HELD_LIST | {"keeps_graph": True, "bytes": 4096 * mib, "block_bytes": 66 * mib}]
-    recording.write_inventory(3, "init", {"parameters": 2}, unclaimed=4.0, held=held)
-    recording.write_inventory(18.6, "after_update", PARTS, unclaimed=0.25)
-    assert read_only_ledger(recording.open_recording(), 19.5).sum_bytes("held") == 66 * mib
 
 
 def test_memory_since_the_first_forward_is_the_scripts_output(tmp_path: Path) -> None:

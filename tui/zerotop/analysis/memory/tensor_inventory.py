@@ -203,8 +203,7 @@ def read_inventory(at: At, process: RankProcess, *, at_failure: bool = False) ->
     settled = [event for events in by_engine.values() for event in events if event.when != FAILURE]
     cublas = min(unclaimed, _sum_workspaces(settled[-1] if settled else latest))
     searched = next((event for event in reversed(settled) if event.held is not None), None)
-    is_later = searched is not settled[-1] if settled else False
-    held = _read_held(searched, unclaimed - cublas, is_later=is_later) if searched is not None else ()
+    held = _read_held(searched, unclaimed - cublas) if searched is not None else ()
     held_bytes = sum(one.bytes for one in held)
     unexplained = min(_limit_unexplained(by_engine, unclaimed - cublas), unclaimed - cublas - held_bytes)
     largest = largest if unexplained == unclaimed - cublas else ()
@@ -282,16 +281,11 @@ def _measure_growth(events: list[Tensors], held_bytes: int) -> CountedGrowth | N
     return CountedGrowth(find_step(base), size, find_step(last), last.unix_ns, allocated)
 
 
-def _read_held(event: Tensors, unclaimed: int, *, is_later: bool) -> tuple[HeldTensors, ...]:
-    """Return what variables kept when that was searched, as far as there is still as much in no category.
-
-    ``is_later``: tensors were counted again since then, so a graph that a variable kept may be gone, but not its own block.
-    """
-    blocks = {one.name: one.block_bytes for one in event.held or () if is_later and one.keeps_graph and one.block_bytes}
+def _read_held(event: Tensors, unclaimed: int) -> tuple[HeldTensors, ...]:
+    """Return what variables kept when that was searched, as far as there is still as much in no category."""
     held: list[HeldTensors] = []
     for one in read_held(event):
-        kept = min(one.bytes, blocks.get(one.name.rpartition(".")[2], one.bytes))
-        size = min(kept, unclaimed - sum(other.bytes for other in held))
+        size = min(one.bytes, unclaimed - sum(other.bytes for other in held))
         held += [replace(one, bytes=size)] if size > 0 else []
     return tuple(held)
 

@@ -1,4 +1,7 @@
-"""The CPU sets the pace: the GPU waits for launches. And iterations whose level goes up and down while nothing changes."""
+"""The CPU sets the pace: the GPU waits for launches. And iterations whose level goes up and down while nothing changes.
+
+It looks at the findings of the other detectors of the pace, and so has to come after them: they run in the order of names.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +172,8 @@ def _end_before(group: Group, before: _Verdict, launching: dict[str, Any], other
         pace = _measure_pace(group, rows[len(rows) // 2 :])
         numbers = {"iteration_s": compute_known_median(pace.rows["iteration_s"]), "steps": len(pace.rows)}
         numbers |= {"share": 1 - pace.use, "use": pace.use, "cores": pace.cores}
-        evidence, values = evidence | numbers, values | numbers
+        these = f"Steps {int(pace.rows['step'][0])} to {until_step}"
+        evidence, values = evidence | numbers, values | numbers | {"these": these}
         cost = 1 - _measure_use(group, int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
     until: dict[str, Any] = {"until_step": until_step}
     found = _ENDED.at_steps(group, begin, evidence | until, known_ns=other.known_ns, cost=cost, **values | until)
