@@ -29,11 +29,12 @@ _KINDS = frozenset(map(id, (list, dict, set, deque, OrderedDict, defaultdict, CA
 _MOST_CACHED = 100_000
 
 
-def _find_link_type() -> Any:
+def _find_link_type() -> type | None:
+    """Return the type of the links of a cache; None where another Python keeps results otherwise."""
     cached = lru_cache(maxsize=1)(int)
     cached()
-    (links,) = [one for one in gc.get_referents(cached) if type(one) is dict and "__wrapped__" not in one]
-    return type(next(iter(links.values())))
+    found = [one for one in gc.get_referents(cached) if type(one) is dict and "__wrapped__" not in one]
+    return next((type(link) for one in found for link in one.values()), None)
 
 
 _LINK = _find_link_type()
@@ -85,8 +86,11 @@ def find_growing(before: Mapping[int, int], untracked: Iterable[Any] = ()) -> li
 
 def _list_containers() -> list[Any]:
     # By id(): to look a type up in a set would call the hash of the job's metaclasses.
-    found = [one for one in gc.get_objects() if id(type(one)) in _KINDS]
-    return [one for one in found if (len(one) if type(one) is not CACHED else measure_length(one)) >= _LEAST_LENGTH]
+    return [
+        one
+        for one in gc.get_objects()
+        if id(type(one)) in _KINDS and (len(one) if type(one) is not CACHED else measure_length(one)) >= _LEAST_LENGTH
+    ]
 
 
 def _measure_growth(container: Any, added: int) -> ContainerGrowth:
