@@ -27,7 +27,7 @@ def run_attempts(
 ) -> tuple[int, str, Recording, list[Finding]]:
     run = run_recorded(command, tmp_path, environment)
     recording = Recording.open(run.recording)
-    assert run.output.count("To see") == 1
+    assert run.output.count("To see") <= 1
     return run.returncode, run.output, recording, [*detect_findings(recording, recording.end_ns)]
 
 
