@@ -138,7 +138,7 @@ def test_a_drift_begins_where_iterations_begin_to_take_longer(tmp_path: Path) ->
 def test_a_drift_names_a_change_that_is_made_again_and_again(
     tmp_path: Path, names: tuple[str, ...], at: Sequence[int], seen: int, told: bool
 ) -> None:
-    """And not one that ceased long before the iterations did to become longer.
+    """And not one that was over long before the iterations stopped becoming longer.
 
     ``seen``: so many steps later; of several changes up to then, the time of the first one is known.
     """

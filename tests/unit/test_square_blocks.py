@@ -25,7 +25,7 @@ def find(rows: int, grown: int, *, allocs: int = 5, frees: int = 0, sizes: tuple
     samples = type("Samples", (), {"rows": readings, "times": np.array([0, 10, 20, 30]), "__len__": lambda self: 4})()
     records = SimpleNamespace(read_window=lambda begin_ns, end_ns: samples)
     process: Any = SimpleNamespace(records=lambda name: records, events_of=lambda kind: [counted])
-    return find_square_blocks(process, (10, 20), rows, grown)
+    return find_square_blocks(process, 10, {"end_unix_ns": 20, "rows": rows, "micro_steps": 1}, grown)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.reports.cost_text import OVERLAP, describe_share
 from zerotop.analysis.reports.finding_costs import FindingCost, overlap
 from zerotop.analysis.reports.measures import NOISE, Unit
+from zerotop.analysis.reports.no_findings import describe_no_findings
 from zerotop.analysis.reports.recording_report import RecordingReport
 from zerotop.analysis.steps.job_pace import find_usual, measure_iteration, measure_token_rate, measure_whole_token_rate
 from zerotop.report.charts import build_charts
@@ -123,7 +124,7 @@ def _build_findings(report: RecordingReport) -> Element:
     text = (
         "Those that cost most come first. Their numbers mark them in the charts."
         if cards
-        else "No findings in this recording."
+        else describe_no_findings(report.source.job_steps, report.end_ns)
     )
     text += f" {OVERLAP}" if overlap(report.findings) else ""
     return element(

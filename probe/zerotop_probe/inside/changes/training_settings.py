@@ -130,7 +130,7 @@ def _read_modules(settings: dict[str, Any], modules: list[Any]) -> None:
     switched: Counter[str] = Counter()
     for module in modules:
         kind = type(module).__name__
-        if module.training and any(part in kind for part in _SWITCHED) and getattr(module, "p", 1):
+        if module.training and any(part in kind for part in _SWITCHED) and _drops(module):
             switched[kind] += 1
         for name, value in vars(module).items():
             if value is True and not name.startswith("_") and name not in _OF_CLASSES:
@@ -141,6 +141,12 @@ def _read_modules(settings: dict[str, Any], modules: list[Any]) -> None:
     hooks["all modules"] += sum(len(getattr(shared, f"_global{name}", ())) for name in _HOOKS)
     settings |= {"modules": len(modules), "hooks": dict(hooks), "training_layers": dict(switched)}
     settings |= {f"module.{name}": count for name, count in attributes.most_common(_MOST_ATTRIBUTES)}
+
+
+def _drops(module: Any) -> bool:
+    """Return whether a module is no dropout of probability 0. A tensor is not read: that would wait for the device."""
+    probability = vars(module).get("p")
+    return not (isinstance(probability, (int, float)) and probability == 0)
 
 
 def list_changes(before: dict[str, Any], after: dict[str, Any]) -> list[Change]:

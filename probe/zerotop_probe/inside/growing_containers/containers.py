@@ -23,7 +23,7 @@ _MOST_ENTRIES = 16
 _MOST_WITHIN = 64
 _MOST_VALUES = 5000
 CACHED = type(lru_cache(maxsize=None)(int))
-"""The type of functions with an lru_cache. One without a limit is a dict of results, which the collector lists."""
+"""The type of functions with an lru_cache. Without a limit it keeps its results in a dict, which the collector lists."""
 _KINDS = frozenset(map(id, (list, dict, set, deque, OrderedDict, defaultdict, CACHED)))
 # With a limit, results are in links, which Python shows through the cache alone; of a larger one nothing is read.
 _MOST_CACHED = 100_000

@@ -64,7 +64,11 @@ class SilenceRecorder:
                 if not name.startswith(OWN_THREADS):
                     facts: dict[str, Any] = {"count": 1}
                     if ident != trainer:
-                        facts |= {"thread": name} if thread is None else {"thread": name, "daemon": thread.daemon}
+                        facts["thread"] = name
+                        # Not the property, which a class of the job may define anew.
+                        is_daemon = getattr(thread, "_daemonic", None)
+                        if is_daemon is not None:
+                            facts["daemon"] = bool(is_daemon)
                     stacks.append((self._reader.read_stack(frames[ident]), facts))
         finally:
             frames.clear()  # this function's own frame is in it: a circle that would keep all others alive

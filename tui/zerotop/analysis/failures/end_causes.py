@@ -329,8 +329,8 @@ SHORTAGES = {
         headline="{who}[ (PID {worker_pid})] crashed: {worker_signal}",
         details="{text}",
         advice=(
-            "Look at what its dataset and collate_fn call in C code, as compiled libraries and ctypes. With this argument of"
-            " the DataLoader, and faulthandler imported, the worker prints which line called it."
+            "Look at what its dataset and collate_fn call in C code, such as compiled libraries and ctypes. With this"
+            " argument of the DataLoader, and faulthandler imported, the worker prints which line called it."
         ),
         fix="worker_init_fn=lambda _: faulthandler.enable()",
     ),

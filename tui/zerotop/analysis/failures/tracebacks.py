@@ -164,7 +164,7 @@ def parse_tracebacks(lines: Sequence[PrintedLine]) -> Iterator[Traceback]:
 
 
 def find_interrupts(lines: Iterable[PrintedLine]) -> Iterator[int]:
-    """Yield when Python printed that SIGINT had interrupted it (unix time), at its exit, too, where it goes on."""
+    """Yield the unix times at which Python printed a KeyboardInterrupt, those that it ignored at its exit included."""
     return (time_ns for time_ns, text in lines if _INTERRUPTED.fullmatch(text) is not None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotop.analysis.formatting import Text, pluralize
+from zerotop.analysis.formatting import format_count, format_seconds
 from zerotop.recording.samples import Rows
 
 # So few steps, and so much time (s) after the last of them, in which the job ran on.
@@ -16,10 +16,7 @@ def describe_no_findings(steps: Rows, end_ns: int) -> str:
     later_s = (end_ns - int(steps["end_unix_ns"].max())) / 1e9
     if len(steps) >= _FEW_STEPS or later_s < _LONG_S:
         return "No findings in this recording."
-    values = {"steps": pluralize(len(steps), "step"), "count": float(len(steps)), "later_s": later_s}
-    said = (
-        "No findings, but only {count:.0f} {steps} was seen"
-        if len(steps) == 1
-        else "No findings, but only {count:.0f} {steps} were seen"
+    return (
+        f"No findings, but only {format_count(len(steps), 'step')} {'was' if len(steps) == 1 else 'were'} seen:"
+        f" the job ran for {format_seconds(later_s)} after that, of which no step is known."
     )
-    return str(Text(said + ": the job ran for {later_s:seconds} after that, of which no step is known.", values))

@@ -248,10 +248,7 @@ def _find_graph(step: PeakRise, known_ns: int) -> HeldTensors | None:
 
 def _find_square(step: PeakRise) -> SquareBlocks | None:
     """Return the blocks of rows x rows elements that the rise consists of; None if it does not."""
-    first = step.after[0]
-    micro_rows = float(first["rows"]) / max(1, int(first["micro_steps"]))
-    between_ns = int(step.before["end_unix_ns"][-1]), int(first["end_unix_ns"])
-    return find_square_blocks(step.process, between_ns, micro_rows, step.grown_bytes)
+    return find_square_blocks(step.process, int(step.before["end_unix_ns"][-1]), step.after[0], step.grown_bytes)
 
 
 def _select_after(step: PeakRise) -> Rows:

@@ -96,7 +96,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
 
 def _judge_later(window: SearchWindow[Group], hidden: list[_Drift]) -> Iterator[_Drift]:
-    """Yield rises that the run's own wandering may be, once they have risen on by more than that. ``hidden``: new ones."""
+    """Yield rises that were within the run's own wandering, once they go beyond it. ``hidden``: new ones."""
     steps, waiting = window.subject.lead.steps, window.keep(list[_Hidden], "later")
     waiting += [_Hidden(drift, drift.rise.end) for drift in hidden]
     for one in waiting[:]:
@@ -112,7 +112,7 @@ def _judge_later(window: SearchWindow[Group], hidden: list[_Drift]) -> Iterator[
 
 
 def _find_shown(window: SearchWindow[Group], hidden: list[_Drift]) -> Iterator[tuple[_Drift, FoundLine]]:
-    """Yield rises that the run's own wandering may be, once samples show a line that hardly took time before.
+    """Yield rises within the run's own wandering, once samples show a line that hardly took time before.
 
     ``hidden``: new ones that are gradual.
     """
@@ -131,7 +131,7 @@ def _find_shown(window: SearchWindow[Group], hidden: list[_Drift]) -> Iterator[t
 
 @dataclass(eq=False)
 class _Hidden:
-    """A rise that the run's own wandering may be, and up to where it was looked at again."""
+    """A rise within the run's own wandering, and up to where it was looked at again."""
 
     drift: _Drift
     judged_end: int

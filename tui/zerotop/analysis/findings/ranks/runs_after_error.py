@@ -98,9 +98,10 @@ def _find_last_sign(process: Process, known_ns: int) -> int:
 
 def _find_exit(training: ThreadStack) -> str:
     """Return what Python waits for after the script's end; "" while the script runs."""
+    if not training.frames or any(frame.own for frame in training.frames):
+        return ""
     outermost = training.frames[-1]
-    is_over = not any(frame.own for frame in training.frames)
-    return _EXITS.get((outermost.file, outermost.function), "") if is_over else ""
+    return _EXITS.get((outermost.file, outermost.function), "")
 
 
 def _find_waiting(reports: Sequence[StackReport]) -> list[ThreadStack]:

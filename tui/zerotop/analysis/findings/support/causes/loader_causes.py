@@ -20,7 +20,7 @@ from zerotop_probe.recording.events import LoaderStacks, SampledFrame, SampledSt
 _BLOCKED_SHARE, _WAITING_SHARE, _BUSY_SHARE = 0.5, 0.25, 0.75
 # Below this share of computing and waiting for a core, workers hardly run.
 _AWAKE_SHARE = 0.5
-# By this factor workers have become busier if that is worth a word.
+# Workers that use this many times the cores that they used before have become busier.
 _BUSIER_TIMES = 1.5
 
 # Workers that were there so shortly before a wait (ns), and in most of the training before, were those of its loader.

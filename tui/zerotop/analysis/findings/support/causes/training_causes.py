@@ -15,7 +15,6 @@ import numpy as np
 from zerotop.analysis.code_line import CodeLine
 from zerotop.analysis.findings.support.causes.code_causes import check_code
 from zerotop.analysis.findings.support.causes.step_change import BREAKDOWN, Advice, Cause, StepChange
-from zerotop.analysis.findings.support.evidence import Rows
 from zerotop.analysis.findings.support.memory.looks import LineGrowth, find_growth, read_looks
 from zerotop.analysis.findings.support.memory.square_blocks import SquareBlocks, find_square_blocks
 from zerotop.analysis.findings.support.mode_uses import NAMES, list_uses
@@ -56,15 +55,8 @@ def check_memory(change: StepChange) -> Cause | None:
             "{made}, and steps began to allocate {grown:bytes} more", {"made": describe_changes(made), "grown": grown}
         )
         return Cause(both, *_advise(change, made[0], change.added_s), _MADE_CONFIDENCE, finding="memory_step")
-    square = _find_square(change, rows, first, grown)
+    square = find_square_blocks(change.process, int(rows["end_unix_ns"][first - 1]), rows[first], grown)
     return _describe_rise(change, grown, _find_grown_line(change), square)
-
-
-def _find_square(change: StepChange, rows: Rows, first: int, grown: int) -> SquareBlocks | None:
-    """Return the blocks of rows x rows elements by which the peak rose in the step at an index."""
-    between_ns = int(rows["end_unix_ns"][first - 1]), int(rows["end_unix_ns"][first])
-    micro_rows = float(rows["rows"][first]) / max(1, int(rows["micro_steps"][first]))
-    return find_square_blocks(change.process, between_ns, micro_rows, grown)
 
 
 def _find_grown_line(change: StepChange) -> LineGrowth | None:

@@ -5,7 +5,7 @@ A block that large has a segment of its own, so the allocator's totals show its 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,11 +52,12 @@ class SquareBlocks(NamedTuple):
         return f"{self.column}.squeeze(1)" if self.column else ""
 
 
-def find_square_blocks(process: Process, between_ns: tuple[int, int], rows: float, grown: float) -> SquareBlocks | None:
+def find_square_blocks(process: Process, before_ns: int, step: Any, grown: float) -> SquareBlocks | None:
     """Return the blocks of rows x rows elements that explain a rise of the peak by ``grown`` bytes; None if that is not so.
 
-    ``between_ns``: the end of the last step before the rise, and of the first one after it. ``rows``: of a micro-batch.
+    ``before_ns``: the end of the last step before the rise. ``step``: the first one after it (STEP_DTYPE).
     """
+    between_ns, rows = (before_ns, int(step["end_unix_ns"])), float(step["rows"]) / max(1, int(step["micro_steps"]))
     read = process.records("allocator").read_window(between_ns[0] - _READ_NS, between_ns[1] + _READ_NS)
     if not len(read) or not rows > 0 or "device_allocs" not in (read.rows.dtype.names or ()):
         return None
