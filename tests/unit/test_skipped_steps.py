@@ -72,7 +72,7 @@ def test_a_few_skipped_steps_are_usual(tmp_path: Path, stretches: tuple[Stretch,
 def test_some_of_the_steps(tmp_path: Path) -> None:
     stretches = ((60, 8, 2, 16.0), (60, 12, 2, 2.0**-8), (60, 12, 2, 2.0**-20))
     (found,) = _find_on_gpu(tmp_path, *stretches, begin=200)
-    assert found.headline == "fp16 skipped 32 or more of the steps 200 to 377: they trained nothing"
+    assert found.headline == "fp16 skipped 32 or more of the steps 200 to 377: a skipped step trains nothing"
     assert found.details == "Gradients overflowed, while the loss scale fell from 4096 to 9.5e-07."
     assert found.advice.startswith("A smaller loss scale did not help")
     assert found.evidence["wasted_s"] == pytest.approx(32 * STEP_S, rel=0.05)
@@ -82,7 +82,7 @@ def test_some_of_the_steps(tmp_path: Path) -> None:
 def test_a_scale_that_is_raised_too_often(tmp_path: Path, begin: int) -> None:
     stretches = ((60, 30, 0, 8192.0), (60, 28, 0, 16384.0), (60, 31, 0, 4096.0))
     (found,) = _find_on_gpu(tmp_path, *stretches, begin=begin)
-    assert found.headline == f"fp16 skipped 89 or more of the steps {begin} to {begin + 179}: they trained nothing"
+    assert found.headline == f"fp16 skipped 89 or more of the steps {begin} to {begin + 179}: a skipped step trains nothing"
     assert found.details.startswith("Gradients overflowed, and the loss scale was raised about as often as it fell")
     assert (found.fix, found.severity.name) == ("GradScaler(growth_interval=2000)", "WARNING")
 
@@ -106,13 +106,13 @@ def test_a_scale_that_is_0_before_anybody_has_seen_it_fall(tmp_path: Path) -> No
 
 def test_skipping_that_ends(tmp_path: Path) -> None:
     (found,) = _find_on_gpu(tmp_path, (60, 60, 0, 2.0**-48), (60, 0, 60, 2.0**-48), begin=200)
-    assert found.headline == "fp16 skipped 60 or more of the steps 200 to 259: they trained nothing"
+    assert found.headline == "fp16 skipped 60 or more of the steps 200 to 259: a skipped step trains nothing"
 
 
 def test_known_steps_that_are_skipped_among_others(tmp_path: Path) -> None:
     (found,) = _find(tmp_path, _skip_rows(lambda step: (step >= 300) & (step % 5 == 0)))
     assert found.headline.startswith("fp16 skipped 5")
-    assert found.headline.endswith("they trained nothing")
+    assert found.headline.endswith("a skipped step trains nothing")
     assert (found.step, found.advice) == (300, "Train in bf16, which needs no loss scale.")  # scales are unknown
 
 

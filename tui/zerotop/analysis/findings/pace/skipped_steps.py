@@ -47,7 +47,9 @@ _STUCK = _SKIPPING.with_changes(
     fix="torch.autograd.set_detect_anomaly(True)",
 )
 _MANY = _STUCK.with_changes(
-    headline="fp16 skipped {skipped_steps:.0f}[ {or_more}] of the steps {step} to {last_step}: they trained nothing",
+    headline=(
+        "fp16 skipped {skipped_steps:.0f}[ {or_more}] of the steps {step} to {last_step}: a skipped step trains nothing"
+    ),
     details="Gradients overflowed[, while the loss scale fell from {scale_first} to {scale_now}].",
     advice="Train in bf16, which needs no loss scale.",
     fix=_SKIPPING.fix,
