@@ -17,6 +17,7 @@ from node_jobs import (
     Zerotop,
     attach_zerotop,
     bind_file,
+    count_samples,
     find_first_pid,
     hide_folder,
     list_samplers,
@@ -74,12 +75,12 @@ def test_a_node_that_does_not_see_the_folder_sends_its_part_by_ssh(
     recording = state / "sessions" / "brisk-otter"
     with hide_folder(two, state):
         for options in (["--recording", str(recording)], []):
-            known = None if options else recording
+            known, sampled = None if options else recording, count_samples(recording)
             with attach_zerotop(
                 call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2", *options, recording=known
             ) as messages:
                 assert messages == [f"recording in {recording}"]
-                wait_for_both(recording)
+                wait_for_both(recording, sampled)
                 assert call_zerotop("attach", recording.name, "--hosts", "zt-node-2").stderr.count("\n") == 1
                 if options:
                     cluster.cut_off(two)

@@ -122,7 +122,9 @@ def test_a_slow_step_an_evaluation_and_a_checkpoint_are_found_at_their_steps(pla
     assert np.flatnonzero(steps["checkpoint_s"] > 0).tolist() == [_SAVED + 1]
     (pause,) = [finding for finding in planted_run.findings if finding.name == "checkpoint_pause"]
     assert pause.step == _SAVED
-    assert {finding.name for finding in planted_run.findings} <= {"time_between_phases", "checkpoint_pause"}
+    # Others on the cores may slow it down for a while.
+    told = {"time_between_phases", "checkpoint_pause", "iteration_shift"}
+    assert {finding.name for finding in planted_run.findings} <= told
 
 
 def test_skipped_updates_and_micro_steps(scaled_run: ShortRun) -> None:

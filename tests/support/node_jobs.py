@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,13 +98,18 @@ def list_samplers(node: Node) -> str:
     return "\n".join(line for line in node.run_command("ps", "-ww", "-eo", "args").stdout.splitlines() if "--daemon" in line)
 
 
-def wait_for_both(recording: Path) -> None:
-    """Wait until processes of both nodes are sampled."""
+def count_samples(recording: Path) -> Counter[str]:
+    """Return the number of samples of processes by host."""
+    counts: Counter[str] = Counter()
+    if recording.exists():
+        for source in Recording.open(recording).sources["processes"]:
+            counts[source.host] += len(source.array)
+    return counts
 
-    def find_sampled_hosts() -> set[str]:
-        return {source.host for source in Recording.open(recording).sources["processes"] if len(source.array)}
 
-    wait_for(lambda: find_sampled_hosts() == {"zt_node_1", "zt_node_2"})
+def wait_for_both(recording: Path, known: Counter[str] | None = None) -> None:
+    """Wait until processes of both nodes are sampled, more often than what is known of it."""
+    wait_for(lambda: set(count_samples(recording) - (known or Counter())) == {"zt_node_1", "zt_node_2"})
 
 
 @contextmanager

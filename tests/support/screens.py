@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from textual.app import App
 from textual.pilot import Pilot
 
+from waiting import wait_until
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.base_screen import MonitorScreen
 
@@ -16,6 +17,17 @@ Kind = TypeVar("Kind", bound=MonitorScreen)
 def read_rows(app: App[Any]) -> list[str]:
     """Return the rows of the screen."""
     return [strip.text for strip in app.screen._compositor.render_strips()]
+
+
+async def resize(pilot: Pilot[Any], size: tuple[int, int]) -> None:
+    """Give the terminal another size, of columns and rows; return when the screen fills it."""
+    await pilot.resize_terminal(*size)
+
+    def read_size() -> tuple[int, int]:
+        rows = read_rows(pilot.app)
+        return len(rows[0]), len(rows)
+
+    await wait_until(pilot, lambda: read_size() == size, f"the screen does not become {size}")
 
 
 class Shown(Generic[Kind]):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from played_source import PlayedSource
-from screens import read_rows
+from screens import read_rows, resize
 from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
 from waiting import PATIENCE_S, wait_until
@@ -182,7 +182,7 @@ async def test_a_screen_that_was_seen_in_a_terminal_of_another_size_fills_that_o
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         await pilot.press("2")
-        await pilot.resize_terminal(80, 24)
+        await resize(pilot, (80, 24))
         await pilot.press("1")
         await pilot.pause()
         seen = read_screen(app)

@@ -17,6 +17,7 @@ from textual.widgets import Input, OptionList
 from cell_terminal import CellTerminal
 from changed_recordings import open_with_nodes
 from printing import Printing
+from screens import resize
 from story_app import Watch
 from waiting import wait_until
 from zerotop.analysis.live_view import LiveView
@@ -558,7 +559,7 @@ async def test_sizes_in_other_characters(glyphs: Glyphs, tmp_path: Path) -> None
     seen = Watch(open_with_nodes("x4-z3", 16, tmp_path), 62.0, glyphs=glyphs)
     async with seen.app.run_test(size=(30, 8)) as pilot:
         for size in SIZES:
-            await pilot.resize_terminal(*size)
+            await resize(pilot, size)
             for keys in ([], ["left"], ["q"], ["escape"]):
                 await pilot.press(*keys)
                 await pilot.pause()
@@ -584,7 +585,7 @@ async def test_resizing() -> None:
     seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(200, 50)) as pilot:
         for size in ((40, 12), (120, 40), (10, 2), (80, 24)):
-            await pilot.resize_terminal(*size)
+            await resize(pilot, size)
             await pilot.pause()
             assert [len(line) for line in seen.text().split("\n")] == [size[0]] * size[1]
         assert "GPU GiB" in seen.text()

@@ -320,7 +320,7 @@ async def test_without_a_probe_it_says_how_to_get_one(tmp_path: Path) -> None:
 async def test_any_size_and_any_characters(glyphs: Glyphs) -> None:
     async with open_app(recordings.open_recording("z2-offload"), size=(40, 12), glyphs=glyphs) as screen:
         for size in [(40, 12), (60, 16), (80, 24), (120, 40), (300, 90)]:
-            await screen.pilot.resize_terminal(*size)
+            await screens.resize(screen.pilot, size)
             for keys in ((), ("c", "minus", "m", "z"), ("c", "plus", "z")):
                 text = await screen.press_keys(*keys)
                 assert "Iteration" in text
