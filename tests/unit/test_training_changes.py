@@ -192,6 +192,8 @@ CHANGES = [
     ("other_autocast", "bf16", "", "autocast is off instead of bf16 in a model that is not trained"),
     ("cudnn.benchmark", "True", "False", "cudnn.benchmark is False instead of True"),
     ("parameters", "10", "20", "the model has 20 parameters instead of 10"),
+    ("unoptimized", "", "30 elements, 4 tensors", "no optimizer updates 30 trained parameters"),
+    ("unoptimized", "30 elements, 4 tensors", "", "optimizers update all parameters again"),
 ]
 
 
@@ -438,6 +440,42 @@ def test_a_model_that_trains_in_evaluation_mode(
     told = find_named(recording, "evaluation_mode")
     assert [one.headline for one in told][-1:] == headlines
     assert all("train.py:82 in evaluate changed that. 2 Dropout: in evaluation mode" in one.details for one in told)
+
+
+@pytest.mark.parametrize(
+    ("after", "line", "headlines", "told"),
+    [
+        ("0 dropped, 30 elements, 4 left, 4 tensors, 0 unfrozen", True, "since step 20: train.py:82", "made the first of"),
+        (
+            "4 dropped, 30 elements, 4 left, 4 tensors, 0 unfrozen",
+            True,
+            "since step 20: train.py:82",
+            "without them. It still",
+        ),
+        (
+            "0 dropped, 30 elements, 0 left, 4 tensors, 4 unfrozen",
+            True,
+            "since step 20: train.py:82",
+            "set them to be trained.",
+        ),
+        (
+            "0 dropped, 30 elements, 4 left, 4 tensors, 0 unfrozen",
+            False,
+            "Since a step between 1 and 2",
+            "parameter. It still",
+        ),
+        ("", False, "", ""),
+        ("odd", True, "", ""),
+    ],
+)
+def test_parameters_that_lost_their_optimizer(after: str, line: bool, headlines: str, told: str, tmp_path: Path) -> None:
+    change: dict[str, Any] = {"name": "unoptimized", "before": "", "after": after, "begin_ns": int(10.6 * S)}
+    if line:
+        change |= {"changed_ns": 20 * S, "file": "train.py", "line": 82, "function": "main"}
+    recording = write_change(record_pace(tmp_path, 0.5, 0.5), 25, change)
+    found = find_named(recording, "unoptimized_parameters")
+    assert len(found) == bool(headlines)
+    assert all(headlines in one.headline and told in one.details for one in found)
 
 
 def test_adapters_that_are_added_again_and_again_are_one_change_at_their_line(tmp_path: Path) -> None:

@@ -367,8 +367,8 @@ class ChangedSetting(CodePlace):
 
     # autocast, other_autocast (of a model that is not trained), dtypes, devices, parameters, trained_parameters, modules,
     # training_layers (those in training mode that act otherwise in evaluation mode), hooks, parameter_hooks, compiled,
-    # attention, optimizers, optimizer_objects, one of PyTorch's flags, optimizer.OPTION, or module.ATTRIBUTE: number of
-    # modules that have it true
+    # attention, unoptimized (parameters that are trained and in no optimizer any more), optimizers, optimizer_objects, one
+    # of PyTorch's flags, optimizer.OPTION, or module.ATTRIBUTE: number of modules that have it true
     name: str
     before: str  # value before; empty if there was none
     after: str  # value now

@@ -18,6 +18,7 @@ from zerotop_probe.inside.changes.checkpoint_calls import CHECKPOINTING
 from zerotop_probe.inside.changes.held_tensors import describe_held
 from zerotop_probe.inside.changes.setting_lines import SettingLines
 from zerotop_probe.inside.changes.training_settings import Change, list_changes, list_first_flags, read_settings
+from zerotop_probe.inside.changes.unoptimized_parameters import UNOPTIMIZED
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.stacks.code_positions import find_calls_without
 from zerotop_probe.inside.stacks.own_lines import OwnPlace
@@ -137,7 +138,8 @@ class TrainingWatch:
         if (
             self._settings is None
             or self._lines.has_noted
-            or (self._has_shifted and time_ns - self._looked_ns >= self._pause_ns)
+            or self._lines.unoptimized.is_due(step)
+            or ((self._has_shifted or self._lines.unoptimized.may_be_new) and time_ns - self._looked_ns >= self._pause_ns)
         ):
             self._wants_look = True
         is_old = time_ns - self._looked_ns >= _RARE_NS
@@ -178,7 +180,13 @@ class TrainingWatch:
         begin_ns, self._wants_look, self._has_shifted = now(), False, False
         self._lines.begin_look()
         before, since_ns, since_step = self._settings, self._looked_ns, self._looked_step
-        seen = {CHECKPOINTING: self._lines.checkpoints.is_on, _OTHER_AUTOCAST: self.other_autocast}
+        unoptimized = self._lines.unoptimized
+        seen = {
+            CHECKPOINTING: self._lines.checkpoints.is_on,
+            _OTHER_AUTOCAST: self.other_autocast,
+            UNOPTIMIZED: unoptimized.count(modules, optimizers, time_ns, step),
+        }
+        self._stood_ns[UNOPTIMIZED] = unoptimized.held_ns
         settings = read_settings(modules, optimizers, self.autocast) | seen
         known = [one for one in modules if any(model() is one for model in self._models)]
         # A model that was first called since the last look changes no other: what it adds has its own time.
