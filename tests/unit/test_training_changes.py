@@ -192,6 +192,8 @@ CHANGES = [
     ("other_autocast", "bf16", "", "autocast is off instead of bf16 in a model that is not trained"),
     ("cudnn.benchmark", "True", "False", "cudnn.benchmark is False instead of True"),
     ("parameters", "10", "20", "the model has 20 parameters instead of 10"),
+    ("no_sync", "on", "off", "the first micro-step of a step is outside of DDP's no_sync()"),
+    ("no_sync", "off", "on", "the first micro-step of a step is within DDP's no_sync()"),
     ("unoptimized", "", "30 elements, 4 tensors", "no optimizer updates 30 trained parameters"),
     ("unoptimized", "30 elements, 4 tensors", "", "optimizers update all parameters again"),
 ]
@@ -397,6 +399,16 @@ def test_a_change_that_makes_steps_cheaper_explains_no_slowdown(
     recording = write_change(record_pace(tmp_path, 0.5, 1.0), 27.1, {"name": name, "before": before, "after": after})
     (finding,) = find_named(recording, "iteration_shift")
     assert text not in finding.details
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_gradients_that_are_reduced_in_each_micro_step(is_lost: bool, tmp_path: Path) -> None:
+    """It explains longer steps; that they are no longer reduced does not."""
+    values = ("on", "off") if is_lost else ("off", "on")
+    change = {"name": "no_sync", "before": values[0], "after": values[1], "file": "train.py", "line": 82, "function": "main"}
+    (finding,) = find_named(write_change(record_pace(tmp_path, 0.5, 1.0), 27.1, change), "iteration_shift")
+    assert ("outside of DDP's no_sync() (train.py:82 in main)" in finding.details) is is_lost
+    assert ("no_sync()" in finding.fix) is is_lost
 
 
 @pytest.mark.parametrize(

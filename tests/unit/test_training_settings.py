@@ -260,16 +260,30 @@ def test_autocast_was_on_when_a_forward_last_read_it(monkeypatch: pytest.MonkeyP
     watched = _Watched(make_model())
     monkeypatch.setattr(training_watch, "now", lambda: watched.time_ns)
     with torch.autocast("cpu", torch.bfloat16):
-        watched.watch.note_autocast()
+        watched.watch.note_forward(make_model())
     read_ns = watched.time_ns
     for seconds in (1.0, 2.0):
         watched.run(20, seconds)
     assert not watched.events
-    watched.watch.note_autocast()
+    watched.watch.note_forward(make_model())
     watched.run(20, 4.0)
     (event,) = watched.events
     assert event["begin_ns"] > read_ns
     assert event["changes"] == [{"name": "autocast", "before": "bf16", "after": "", "begin_ns": read_ns}]
+
+
+def test_forwards_show_whether_gradients_are_reduced_after_them() -> None:
+    """Models without the attribute, such as a part that is called by itself, say nothing."""
+    watched, model = _Watched(make_model()), make_model()
+    for reduces, seconds in ((False, 1.0), (False, 2.0), (True, 4.0)):
+        model.require_backward_grad_sync = reduces
+        for _ in range(20):
+            watched.watch.note_forward(model)
+            watched.watch.note_forward(make_model())
+            watched.run(1, seconds)
+    (event,) = watched.events
+    (change,) = (one for one in event["changes"] if one["name"] == "no_sync")
+    assert (change["before"], change["after"]) == ("on", "off")
 
 
 def test_a_change_is_found_when_steps_become_longer() -> None:

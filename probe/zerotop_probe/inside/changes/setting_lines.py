@@ -29,6 +29,7 @@ _NAMES = {
     "trained_parameters": ("requires_grad", "requires_grad_()"),
     "autocast": ("autocast()",),
     "other_autocast": ("autocast()",),
+    "no_sync": ("no_sync()",),
     "cudnn.enabled": ("enabled",),
     "cudnn.benchmark": ("benchmark",),
     "cudnn.deterministic": ("deterministic",),

@@ -51,7 +51,7 @@ _LEAST_HELD, _HELD_PAUSE_NS, _DOUBLED_PAUSE_NS = 64 << 20, 5_000_000_000, 1_000_
 _COUNT_PAUSE_NS = 500_000_000
 # Sizes of cuBLAS's workspaces, of which there are a few: other blocks may have the same size.
 _WORKSPACES, _MOST_WORKSPACES = (33_554_432, 8_519_680), 4
-_AUTOCAST, _OTHER_AUTOCAST = "autocast", "other_autocast"
+_AUTOCAST, _OTHER_AUTOCAST, _NO_SYNC = "autocast", "other_autocast", "no_sync"
 _DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
@@ -77,6 +77,8 @@ class TrainingWatch:
         """The dtype of autocast in the last forward that was asked; empty without autocast."""
         self.other_autocast: str | None = None
         """The same of the first model in a step that is not trained, such as a teacher; None if none was called."""
+        self.no_sync: str | None = None
+        """Whether the first forward of a step was within DDP's no_sync(): ``on`` or ``off``; None without DDP."""
         self.begin_recording(lambda time_ns, event, **facts: None, names_lines=False)
 
     def begin_recording(self, write_event: Callable[..., None], *, names_lines: bool) -> None:
@@ -99,7 +101,7 @@ class TrainingWatch:
         self.read_memory: Callable[[], tuple[int, int]] = lambda: (-1, -1)
         """Returns the bytes held after the last step, and the most in it; -1 if they are unknown."""
         self.wants_autocast = True
-        """Whether the next forward should say whether autocast is on."""
+        """Whether the next forward of the model should be noted."""
         self.wants_other_autocast = True
         """The same of a model that is not trained."""
         self._read_ns: dict[str, int] = {}  # when settings that only forwards show were read last
@@ -184,6 +186,7 @@ class TrainingWatch:
         seen = {
             CHECKPOINTING: self._lines.checkpoints.is_on,
             _OTHER_AUTOCAST: self.other_autocast,
+            _NO_SYNC: self.no_sync,
             UNOPTIMIZED: unoptimized.count(modules, optimizers, time_ns, step),
         }
         self._stood_ns[UNOPTIMIZED] = unoptimized.held_ns
@@ -193,7 +196,7 @@ class TrainingWatch:
         joined_ns = self.find_joined() if known and len(known) < len(modules) else 0
         without = read_settings(known, optimizers, self.autocast) | seen if joined_ns > since_ns else settings
         self._models = [weakref.ref(one) for one in modules]
-        for name in (CHECKPOINTING, _OTHER_AUTOCAST):
+        for name in (CHECKPOINTING, _OTHER_AUTOCAST, _NO_SYNC):
             if before is not None and before[name] is None:
                 before[name] = settings[name]
         self._settings = settings
@@ -288,11 +291,15 @@ class TrainingWatch:
             self._loading_line = places if len(places) == 1 else []
         return self._loading_line[0] if self._loading_line else None
 
-    def note_autocast(self) -> None:
-        """Read whether autocast is on, in a forward of the model."""
+    def note_forward(self, module: Any) -> None:
+        """Read whether autocast is on in the first forward of a step, and whether gradients are reduced after it."""
         self.wants_autocast = False
         before, self.autocast = self.autocast, self._guard.run(_read_autocast) or ""
         self._note_read(_AUTOCAST, self.autocast != before)
+        reduces = vars(module).get("require_backward_grad_sync")
+        if reduces is not None:
+            no_sync_before, self.no_sync = self.no_sync, "off" if reduces else "on"
+            self._note_read(_NO_SYNC, self.no_sync != no_sync_before)
 
     def note_other_autocast(self) -> None:
         """Read the same in a forward of a model that is not trained."""

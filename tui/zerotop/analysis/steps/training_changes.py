@@ -13,8 +13,8 @@ from zerotop_probe.recording.events import ChangedSetting, TrainingChanged
 _MOST_NAMED = 2
 # Gradient checkpointing as a setting of modules, and as calls of PyTorch's functions, which follow from it.
 _BY_MODULES, _BY_CALLS = "module.gradient_checkpointing", "checkpointing"
-UNOPTIMIZED = "unoptimized"
-"""The change that parameters are trained, and in no optimizer any more."""
+UNOPTIMIZED, NO_SYNC = "unoptimized", "no_sync"
+"""The change that parameters are trained, and in no optimizer any more; and whether micro-steps are within no_sync()."""
 _ORDER = (
     "dtypes",
     "autocast",
@@ -22,6 +22,7 @@ _ORDER = (
     "devices",
     "trained_parameters",
     UNOPTIMIZED,
+    NO_SYNC,
     _BY_MODULES,
     _BY_CALLS,
     "parameters",
@@ -69,9 +70,11 @@ class TrainingChange(NamedTuple):
 
     @property
     def effect_on_time(self) -> int:
-        """The same of their time alone: modules in evaluation mode leave out dropout and gradient checkpointing."""
+        """The same of their time alone: evaluation mode leaves out dropout and checkpointing, no_sync() reductions."""
         if self.name == UNOPTIMIZED:  # shorter updates
-            return _compare(_sum_counts(self.before), _sum_counts(self.after))
+            return _compare(_sum_counts(self.after), _sum_counts(self.before))
+        if self.name == NO_SYNC:
+            return _compare(self.after == "on", self.before == "on")
         if self.name == "module.training":
             return _compare(_sum_counts(self.before), _sum_counts(self.after))
         return self.effect
@@ -176,6 +179,8 @@ def _describe(name: str, before: str, after: str) -> str:
     if name == UNOPTIMIZED:
         count = parse_counts(after).get("elements", 0)
         return f"no optimizer updates {count:,} trained parameters" if count else "optimizers update all parameters again"
+    if name == NO_SYNC:
+        return f"the first micro-step of a step is {'within' if after == 'on' else 'outside of'} DDP's no_sync()"
     if name == _BY_CALLS:
         return f"gradient checkpointing was switched {'on' if after == 'True' else 'off'}"
     if name == "compiled":
