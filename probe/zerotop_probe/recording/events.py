@@ -389,6 +389,13 @@ class TrainingChanged(Event):
     changes: list[ChangedSetting]  # the settings that differ
 
 
+class LoaderStarted(CodePlace, Event):
+    """A data loader has started workers. The line is the begin of the function that reads its dataset."""
+
+    workers: list[int]  # their process ids
+    dataset: str  # its class, or the class of the dataset within PyTorch's own, such as Subset
+
+
 class TorchFlags(Event):
     """PyTorch's flags for the whole process, at the first look at the training: once. Absent where PyTorch has none."""
 
