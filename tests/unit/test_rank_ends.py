@@ -402,6 +402,28 @@ def test_an_exception_before_a_hang_at_exit_is_told_though_the_rank_said_goodbye
     assert [one.headline for one in _find_dead(recording, 60)] == ([] if headline is None else [headline])
 
 
+@pytest.mark.parametrize(
+    ("workers", "line", "said"),
+    [
+        ([2134, 2135], 30, " It read the dataset Store, whose __getitem__ begins at store.py:30."),
+        ([2134, 2135], None, " It read the dataset Store."),
+        ([2134], 30, ""),
+    ],
+)
+def test_the_dataset_that_a_crashed_worker_read(tmp_path: Path, workers: list[int], line: int | None, said: str) -> None:
+    recording = record_two_steps(tmp_path)
+    place = {"file": "store.py", "line": line, "function": "Store.__getitem__"} if line is not None else {}
+    recording.write_event(make_identity(0), 1.4, events.Hello, rank=0, local_rank=0)
+    recording.write_event(make_identity(0), 1.5, events.LoaderStarted, workers=workers, dataset="Store", **place)
+    recording.write_event(make_identity(0), 51, events.Goodbye)
+    recording.write_event(recording.node, 52, events.RankGone, rank=0, pid=make_identity(0).pid, exit_code=1)
+    recording.write_output(31, CRASHED_WORKER.format(error=CRASH))
+    recording.write_event(recording.node, 53, events.JobEnded, exit_code=1, signal=None, text="The job failed.")
+    (dead,) = _find_dead(recording, 60)
+    assert dead.details.startswith(f"{CRASH}{said}")
+    assert ("dataset" in dead.details) is bool(said)
+
+
 @pytest.mark.parametrize(("code", "said"), [(-15, "was killed by SIGTERM"), (None, "was killed by SIGINT")])
 def test_the_jobs_signal_counts_only_where_nobody_saw_the_ranks(tmp_path: Path, code: int | None, said: str) -> None:
     recording = record_two_steps(tmp_path)

@@ -192,6 +192,10 @@ CHANGES = [
     ("other_autocast", "bf16", "", "autocast is off instead of bf16 in a model that is not trained"),
     ("cudnn.benchmark", "True", "False", "cudnn.benchmark is False instead of True"),
     ("parameters", "10", "20", "the model has 20 parameters instead of 10"),
+    ("no_sync", "on", "off", "the first micro-step of a step is outside of DDP's no_sync()"),
+    ("no_sync", "off", "on", "the first micro-step of a step is within DDP's no_sync()"),
+    ("unoptimized", "", "30 elements, 4 tensors", "no optimizer updates 30 trained parameters"),
+    ("unoptimized", "30 elements, 4 tensors", "", "optimizers update all parameters again"),
 ]
 
 
@@ -397,6 +401,16 @@ def test_a_change_that_makes_steps_cheaper_explains_no_slowdown(
     assert text not in finding.details
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_gradients_that_are_reduced_in_each_micro_step(is_lost: bool, tmp_path: Path) -> None:
+    """It explains longer steps; that they are no longer reduced does not."""
+    values = ("on", "off") if is_lost else ("off", "on")
+    change = {"name": "no_sync", "before": values[0], "after": values[1], "file": "train.py", "line": 82, "function": "main"}
+    (finding,) = find_named(write_change(record_pace(tmp_path, 0.5, 1.0), 27.1, change), "iteration_shift")
+    assert ("outside of DDP's no_sync() (train.py:82 in main)" in finding.details) is is_lost
+    assert ("no_sync()" in finding.fix) is is_lost
+
+
 @pytest.mark.parametrize(
     ("after_s", "since_s", "is_named"),
     [(0.6, 3.0, True), (0.6, 20.0, False), (1.0, 40.0, True)],
@@ -438,6 +452,42 @@ def test_a_model_that_trains_in_evaluation_mode(
     told = find_named(recording, "evaluation_mode")
     assert [one.headline for one in told][-1:] == headlines
     assert all("train.py:82 in evaluate changed that. 2 Dropout: in evaluation mode" in one.details for one in told)
+
+
+@pytest.mark.parametrize(
+    ("after", "line", "headlines", "told"),
+    [
+        ("0 dropped, 30 elements, 4 left, 4 tensors, 0 unfrozen", True, "since step 20: train.py:82", "made the first of"),
+        (
+            "4 dropped, 30 elements, 4 left, 4 tensors, 0 unfrozen",
+            True,
+            "since step 20: train.py:82",
+            "without them. It still",
+        ),
+        (
+            "0 dropped, 30 elements, 0 left, 4 tensors, 4 unfrozen",
+            True,
+            "since step 20: train.py:82",
+            "set them to be trained.",
+        ),
+        (
+            "0 dropped, 30 elements, 4 left, 4 tensors, 0 unfrozen",
+            False,
+            "Since a step between 1 and 2",
+            "parameter. It still",
+        ),
+        ("", False, "", ""),
+        ("odd", True, "", ""),
+    ],
+)
+def test_parameters_that_lost_their_optimizer(after: str, line: bool, headlines: str, told: str, tmp_path: Path) -> None:
+    change: dict[str, Any] = {"name": "unoptimized", "before": "", "after": after, "begin_ns": int(10.6 * S)}
+    if line:
+        change |= {"changed_ns": 20 * S, "file": "train.py", "line": 82, "function": "main"}
+    recording = write_change(record_pace(tmp_path, 0.5, 0.5), 25, change)
+    found = find_named(recording, "unoptimized_parameters")
+    assert len(found) == bool(headlines)
+    assert all(headlines in one.headline and told in one.details for one in found)
 
 
 def test_adapters_that_are_added_again_and_again_are_one_change_at_their_line(tmp_path: Path) -> None:

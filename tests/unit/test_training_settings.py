@@ -15,7 +15,7 @@ from zerotop_probe.inside.changes.setting_lines import SettingLines
 from zerotop_probe.inside.changes.training_settings import Change, list_changes, read_settings
 from zerotop_probe.inside.changes.training_watch import TrainingWatch
 from zerotop_probe.inside.device.allocator_snapshot import list_used_blocks, sum_pools
-from zerotop_probe.inside.guard import CostMeter, is_wrapped, remove_hooks
+from zerotop_probe.inside.guard import CostMeter, is_wrapped, now, remove_hooks
 from zerotop_probe.inside.oom_recorder import find_batch
 from zerotop_probe.inside.stacks import code_positions
 from zerotop_probe.inside.stacks.code_positions import Variable, choose_place, find_additions, find_calls_without, find_uses
@@ -260,16 +260,30 @@ def test_autocast_was_on_when_a_forward_last_read_it(monkeypatch: pytest.MonkeyP
     watched = _Watched(make_model())
     monkeypatch.setattr(training_watch, "now", lambda: watched.time_ns)
     with torch.autocast("cpu", torch.bfloat16):
-        watched.watch.note_autocast()
+        watched.watch.note_forward(make_model())
     read_ns = watched.time_ns
     for seconds in (1.0, 2.0):
         watched.run(20, seconds)
     assert not watched.events
-    watched.watch.note_autocast()
+    watched.watch.note_forward(make_model())
     watched.run(20, 4.0)
     (event,) = watched.events
     assert event["begin_ns"] > read_ns
     assert event["changes"] == [{"name": "autocast", "before": "bf16", "after": "", "begin_ns": read_ns}]
+
+
+def test_forwards_show_whether_gradients_are_reduced_after_them() -> None:
+    """Models without the attribute, such as a part that is called by itself, say nothing."""
+    watched, model = _Watched(make_model()), make_model()
+    for reduces, seconds in ((False, 1.0), (False, 2.0), (True, 4.0)):
+        model.require_backward_grad_sync = reduces
+        for _ in range(20):
+            watched.watch.note_forward(model)
+            watched.watch.note_forward(make_model())
+            watched.run(1, seconds)
+    (event,) = watched.events
+    (change,) = (one for one in event["changes"] if one["name"] == "no_sync")
+    assert (change["before"], change["after"]) == ("on", "off")
 
 
 def test_a_change_is_found_when_steps_become_longer() -> None:
@@ -477,3 +491,139 @@ def test_holders_are_searched_at_a_failure(monkeypatch: pytest.MonkeyPatch) -> N
     watch.count_tensors("again", 7)
     watch.count_at_failure(8)
     assert searched == [None, []]
+
+
+class _Trained:
+    """A loop of two linear layers and their optimizer, with what the looks at its parameters say."""
+
+    def __init__(self) -> None:
+        self.models = [torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))]
+        self.optimizers = [torch.optim.SGD(self.models[0].parameters())]
+        self.lines = SettingLines(CostMeter())
+        self.lines.install_hooks()
+        self.lines.is_on = True
+        self.step = 0
+
+    @property
+    def model(self) -> Any:
+        """The one that is called."""
+        return self.models[-1]
+
+    def train(self, *others: Any) -> dict[str, int]:
+        """Train a step, with other modules after the model, and look; ten steps pass until the next one."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        output = self.model(torch.ones(1, 4)).sum()
+        sum((other(torch.ones(1, 4)).sum() for other in others), output).backward()
+        self.step += 10
+        return self.lines.unoptimized.count([*self.models, *others], self.optimizers, now(), self.step)
+
+
+def _replace_layer(loop: _Trained) -> None:
+    loop.model[1] = torch.nn.Linear(4, 2)
+
+
+def _replace_model(loop: _Trained) -> None:
+    loop.models = [torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))]
+
+
+def _train_another(loop: _Trained) -> None:
+    loop.models.append(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)))
+
+
+def _replace_optimizer(loop: _Trained) -> None:
+    other = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    loop.lines.note(now(), ("optimizer_objects",))
+    loop.optimizers = [torch.optim.SGD(other.parameters())]
+
+
+def _unfreeze(loop: _Trained) -> None:
+    loop.model[0].requires_grad_(True)
+
+
+def _add_layer(loop: _Trained) -> None:
+    loop.model.append(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (_replace_layer, {"tensors": 2, "elements": 10, "left": 2, "dropped": 0, "unfrozen": 0}),
+        (_replace_model, {"tensors": 4, "elements": 30, "left": 4, "dropped": 0, "unfrozen": 0}),
+        (_train_another, {"tensors": 4, "elements": 30, "left": 4, "dropped": 0, "unfrozen": 0}),
+        (_replace_optimizer, {"tensors": 4, "elements": 30, "left": 4, "dropped": 4, "unfrozen": 0}),
+        (_unfreeze, {"tensors": 2, "elements": 20, "left": 0, "dropped": 0, "unfrozen": 2}),
+        (_add_layer, {"tensors": 2, "elements": 6, "left": 0, "dropped": 0, "unfrozen": 0}),
+    ],
+)
+def test_parameters_that_lost_their_optimizer_are_counted(change: Any, expected: dict[str, int]) -> None:
+    """Not in the first look that shows it, and again no more once an optimizer holds all."""
+    loop = _Trained()
+    if change is _unfreeze:
+        for parameter in loop.model[0].parameters():
+            parameter.requires_grad_(False)
+        loop.optimizers = [torch.optim.SGD(loop.model[1].parameters())]
+    assert [loop.train(), loop.train()] == [{}, {}]
+    change(loop)
+    assert [loop.train() for _ in range(3)] == [{}, expected, expected]
+    _, place = loop.lines.find_place(Change("unoptimized", {}, expected), 0, None)
+    assert place is not None
+    assert place.function == change.__name__
+    loop.optimizers = [torch.optim.SGD(model.parameters()) for model in loop.models]
+    assert loop.train() == {}
+
+
+def _add_group(loop: _Trained) -> None:
+    _add_layer(loop)
+    loop.optimizers[0].add_param_group({"params": loop.model[2].parameters()})
+
+
+def _freeze_all_but_the_last(loop: _Trained) -> None:
+    loop.optimizers = [torch.optim.SGD(loop.model[1].parameters())]
+
+
+def _replace_both(loop: _Trained) -> None:
+    _replace_model(loop)
+    loop.optimizers = [torch.optim.SGD(loop.model.parameters())]
+
+
+def _add_adapter(loop: _Trained) -> None:
+    loop.model.requires_grad_(False)
+    _add_layer(loop)
+    loop.optimizers.append(torch.optim.SGD(loop.model[2].parameters()))
+
+
+def _add_second_pair(loop: _Trained) -> None:
+    _train_another(loop)
+    loop.optimizers.append(torch.optim.SGD(loop.model.parameters()))
+
+
+@pytest.mark.parametrize("change", [_add_group, _freeze_all_but_the_last, _replace_both, _add_adapter, _add_second_pair])
+def test_changes_that_leave_no_parameter_without_an_optimizer(change: Any) -> None:
+    loop = _Trained()
+    assert loop.train() == {}
+    change(loop)
+    assert [loop.train() for _ in range(3)] == [{}, {}, {}]
+
+
+def test_a_model_that_joins_without_an_optimizer_is_meant_to_be_so() -> None:
+    loop, critic = _Trained(), torch.nn.Linear(4, 2)
+    assert loop.train() == {}
+    assert [loop.train(critic) for _ in range(3)] == [{}, {}, {}]
+
+
+def test_a_design_that_leaves_a_part_to_no_optimizer_is_never_told() -> None:
+    loop = _Trained()
+    loop.optimizers = [torch.optim.SGD(loop.model[1].parameters())]
+    assert loop.train() == {}
+    _replace_layer(loop)
+    assert [loop.train() for _ in range(3)] == [{}, {}, {}]
+
+
+def test_a_layer_that_is_added_to_the_optimizer_soon_is_not_told() -> None:
+    loop = _Trained()
+    assert loop.train() == {}
+    _add_layer(loop)
+    assert loop.train() == {}
+    loop.optimizers[0].add_param_group({"params": loop.model[2].parameters()})
+    assert [loop.train() for _ in range(2)] == [{}, {}]

@@ -367,8 +367,9 @@ class ChangedSetting(CodePlace):
 
     # autocast, other_autocast (of a model that is not trained), dtypes, devices, parameters, trained_parameters, modules,
     # training_layers (those in training mode that act otherwise in evaluation mode), hooks, parameter_hooks, compiled,
-    # attention, optimizers, optimizer_objects, one of PyTorch's flags, optimizer.OPTION, or module.ATTRIBUTE: number of
-    # modules that have it true
+    # attention, no_sync (on if a step's first micro-step was within DDP's no_sync(), else off), unoptimized (parameters that
+    # are trained and in no optimizer any more), optimizers, optimizer_objects, one of PyTorch's flags, optimizer.OPTION,
+    # or module.ATTRIBUTE: number of modules that have it true
     name: str
     before: str  # value before; empty if there was none
     after: str  # value now
@@ -386,6 +387,13 @@ class TrainingChanged(Event):
     step: int  # and at this one
     begin_ns: int  # time of the look before, CLOCK_MONOTONIC
     changes: list[ChangedSetting]  # the settings that differ
+
+
+class LoaderStarted(CodePlace, Event):
+    """A data loader has started workers. The line is the begin of the function that reads its dataset."""
+
+    workers: list[int]  # their process ids
+    dataset: str  # its class, or the class of the dataset within PyTorch's own, such as Subset
 
 
 class TorchFlags(Event):

@@ -9,6 +9,7 @@ from typing import Any
 
 from zerotop_probe.inside.changes.checkpoint_calls import CHECKPOINTING, CheckpointCalls
 from zerotop_probe.inside.changes.training_settings import Change
+from zerotop_probe.inside.changes.unoptimized_parameters import UNOPTIMIZED, RegisteredParameters, UnoptimizedParameters
 from zerotop_probe.inside.guard import CostMeter, now, wrap_method
 from zerotop_probe.inside.stacks import code_positions
 from zerotop_probe.inside.stacks.own_lines import OwnLines, OwnPlace
@@ -28,6 +29,7 @@ _NAMES = {
     "trained_parameters": ("requires_grad", "requires_grad_()"),
     "autocast": ("autocast()",),
     "other_autocast": ("autocast()",),
+    "no_sync": ("no_sync()",),
     "cudnn.enabled": ("enabled",),
     "cudnn.benchmark": ("benchmark",),
     "cudnn.deterministic": ("deterministic",),
@@ -64,6 +66,8 @@ class SettingLines:
         self._noted: dict[str, tuple[int, OwnPlace | None]] = {}  # time and line of a call, by setting
         self._called_ns: dict[str, int] = {}  # when the last call was noted
         self._fresh: set[str] = set()  # settings of calls since the last look
+        self._registered = RegisteredParameters(self._own_lines)
+        self.unoptimized = UnoptimizedParameters(self._registered)
         self.checkpoints = CheckpointCalls(lambda: self.note(now(), (CHECKPOINTING,)), meter)
         self.is_on = False
         """Whether the training has begun, and lines may be named."""
@@ -82,7 +86,13 @@ class SettingLines:
         owner = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
         for method, names in _METHODS.items() if owner is not None else ():
             wrap_method(owner, method, self._make_note(names), _do_nothing, self._meter)
+        if owner is not None:
+            wrap_method(owner, "register_parameter", self._note_parameter, _do_nothing, self._meter)
         self.checkpoints.install_hooks()
+
+    def _note_parameter(self, time_ns: int, module: Any, args: Any, kwargs: Any) -> None:
+        if self.is_on:
+            self._registered.note(time_ns, args[1] if len(args) > 1 else kwargs.get("param"))
 
     def _make_note(self, names: tuple[str, ...]) -> Callable[..., None]:
         def note(time_ns: int, module: Any, args: Any, kwargs: Any) -> None:
@@ -115,6 +125,8 @@ class SettingLines:
     def find_place(self, change: Change, since_ns: int, frame: FrameType | None) -> tuple[int | None, OwnPlace | None]:
         """Return when a setting changed, if that is known, and the line; ``since_ns``: the last look."""
         name = change.name
+        if name == UNOPTIMIZED:
+            return self._find_loss() if change.after else (None, None)
         noted = self._noted.get("optimizers" if name.startswith(_OPTIMIZER) else name)
         if noted is not None and (noted[0] >= since_ns or name == CHECKPOINTING):
             return noted
@@ -132,6 +144,14 @@ class SettingLines:
         if name.startswith(_MODULE):  # the modules were there before
             uses = [one for one in uses if one.place.function.rpartition(".")[2] != "__init__"]
         return None, code_positions.choose_place(uses, value)
+
+    def _find_loss(self) -> tuple[int | None, OwnPlace | None]:
+        """Return when and where parameters lost their optimizer, or others took their place."""
+        setting = self.unoptimized.changed_setting
+        if not setting:
+            return self.unoptimized.find_place()
+        made = self._noted.get(setting)
+        return made if made is not None and made[0] >= self.unoptimized.held_ns else (None, None)
 
 
 def _find_direction(change: Change) -> bool | None:

@@ -18,6 +18,7 @@ from zerotop_probe.inside.changes.checkpoint_calls import CHECKPOINTING
 from zerotop_probe.inside.changes.held_tensors import describe_held
 from zerotop_probe.inside.changes.setting_lines import SettingLines
 from zerotop_probe.inside.changes.training_settings import Change, list_changes, list_first_flags, read_settings
+from zerotop_probe.inside.changes.unoptimized_parameters import UNOPTIMIZED
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.stacks.code_positions import find_calls_without
 from zerotop_probe.inside.stacks.own_lines import OwnPlace
@@ -50,7 +51,7 @@ _LEAST_HELD, _HELD_PAUSE_NS, _DOUBLED_PAUSE_NS = 64 << 20, 5_000_000_000, 1_000_
 _COUNT_PAUSE_NS = 500_000_000
 # Sizes of cuBLAS's workspaces, of which there are a few: other blocks may have the same size.
 _WORKSPACES, _MOST_WORKSPACES = (33_554_432, 8_519_680), 4
-_AUTOCAST, _OTHER_AUTOCAST = "autocast", "other_autocast"
+_AUTOCAST, _OTHER_AUTOCAST, _NO_SYNC = "autocast", "other_autocast", "no_sync"
 _DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
@@ -76,6 +77,8 @@ class TrainingWatch:
         """The dtype of autocast in the last forward that was asked; empty without autocast."""
         self.other_autocast: str | None = None
         """The same of the first model in a step that is not trained, such as a teacher; None if none was called."""
+        self.no_sync: str | None = None
+        """Whether the first forward of a step was within DDP's no_sync(): ``on`` or ``off``; None without DDP."""
         self.begin_recording(lambda time_ns, event, **facts: None, names_lines=False)
 
     def begin_recording(self, write_event: Callable[..., None], *, names_lines: bool) -> None:
@@ -98,7 +101,7 @@ class TrainingWatch:
         self.read_memory: Callable[[], tuple[int, int]] = lambda: (-1, -1)
         """Returns the bytes held after the last step, and the most in it; -1 if they are unknown."""
         self.wants_autocast = True
-        """Whether the next forward should say whether autocast is on."""
+        """Whether the next forward of the model should be noted."""
         self.wants_other_autocast = True
         """The same of a model that is not trained."""
         self._read_ns: dict[str, int] = {}  # when settings that only forwards show were read last
@@ -137,7 +140,8 @@ class TrainingWatch:
         if (
             self._settings is None
             or self._lines.has_noted
-            or (self._has_shifted and time_ns - self._looked_ns >= self._pause_ns)
+            or self._lines.unoptimized.is_due(step)
+            or ((self._has_shifted or self._lines.unoptimized.may_be_new) and time_ns - self._looked_ns >= self._pause_ns)
         ):
             self._wants_look = True
         is_old = time_ns - self._looked_ns >= _RARE_NS
@@ -178,14 +182,21 @@ class TrainingWatch:
         begin_ns, self._wants_look, self._has_shifted = now(), False, False
         self._lines.begin_look()
         before, since_ns, since_step = self._settings, self._looked_ns, self._looked_step
-        seen = {CHECKPOINTING: self._lines.checkpoints.is_on, _OTHER_AUTOCAST: self.other_autocast}
+        unoptimized = self._lines.unoptimized
+        seen = {
+            CHECKPOINTING: self._lines.checkpoints.is_on,
+            _OTHER_AUTOCAST: self.other_autocast,
+            _NO_SYNC: self.no_sync,
+            UNOPTIMIZED: unoptimized.count(modules, optimizers, time_ns, step),
+        }
+        self._stood_ns[UNOPTIMIZED] = unoptimized.held_ns
         settings = read_settings(modules, optimizers, self.autocast) | seen
         known = [one for one in modules if any(model() is one for model in self._models)]
         # A model that was first called since the last look changes no other: what it adds has its own time.
         joined_ns = self.find_joined() if known and len(known) < len(modules) else 0
         without = read_settings(known, optimizers, self.autocast) | seen if joined_ns > since_ns else settings
         self._models = [weakref.ref(one) for one in modules]
-        for name in (CHECKPOINTING, _OTHER_AUTOCAST):
+        for name in (CHECKPOINTING, _OTHER_AUTOCAST, _NO_SYNC):
             if before is not None and before[name] is None:
                 before[name] = settings[name]
         self._settings = settings
@@ -280,11 +291,15 @@ class TrainingWatch:
             self._loading_line = places if len(places) == 1 else []
         return self._loading_line[0] if self._loading_line else None
 
-    def note_autocast(self) -> None:
-        """Read whether autocast is on, in a forward of the model."""
+    def note_forward(self, module: Any) -> None:
+        """Read whether autocast is on in the first forward of a step, and whether gradients are reduced after it."""
         self.wants_autocast = False
         before, self.autocast = self.autocast, self._guard.run(_read_autocast) or ""
         self._note_read(_AUTOCAST, self.autocast != before)
+        reduces = vars(module).get("require_backward_grad_sync")
+        if reduces is not None:
+            no_sync_before, self.no_sync = self.no_sync, "off" if reduces else "on"
+            self._note_read(_NO_SYNC, self.no_sync != no_sync_before)
 
     def note_other_autocast(self) -> None:
         """Read the same in a forward of a model that is not trained."""

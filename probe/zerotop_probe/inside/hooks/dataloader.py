@@ -8,6 +8,7 @@ from threading import get_ident
 from typing import Any
 
 from zerotop_probe.inside.guard import wrap_method
+from zerotop_probe.inside.hooks.loader_starts import LoaderStarts
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording.tables import ANOTHER_ITERATOR, PHASE_CODE
@@ -20,6 +21,7 @@ class DataLoaderHooks:
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
+        self._starts = LoaderStarts()
         # The iterator of the last fetch, where the training was then, and the iterator of the last batch that it used.
         self._last: weakref.ref[Any] | None = None
         self._position = (0, 0, 0)
@@ -31,12 +33,14 @@ class DataLoaderHooks:
         iterator = getattr(module, "_BaseDataLoaderIter", None)
         if iterator is not None:
             probe = self._probe
+            self._starts.install_hooks(module, probe.meter)
             wrap_method(iterator, "__next__", self._begin_fetch, self._end_fetch, probe.meter, probe.counting)
 
     def _begin_fetch(self, time_ns: int, iterator: Any, args: Any, kwargs: Any) -> Span | None:
         recorder = self._probe.recorder
         if recorder is None or get_ident() != self._probe.training_thread:
             return None
+        self._starts.record(recorder.write_event)
         state = self._probe.engines.current
         if recorder.is_quick and not recorder.stack and state is not None:
             return self.mark_source(recorder.begin_quick(time_ns, _DATA, state), iterator)

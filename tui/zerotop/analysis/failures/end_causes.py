@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
+from zerotop.analysis.code_line import read_line
 from zerotop.analysis.failures.rank_ends import RankEnd
 from zerotop.analysis.failures.tracebacks import Traceback
 from zerotop.recording.moments.at import At
-from zerotop_probe.recording.events import Node
+from zerotop_probe.recording.events import LoaderStarted, Node
 
 
 class Short(Enum):
@@ -327,7 +328,7 @@ SHORTAGES = {
     ),
     Short.CRASHED_WORKER: _SHARED_MEMORY._replace(
         headline="{who}[ (PID {worker_pid})] crashed: {worker_signal}",
-        details="{text}",
+        details="{text}[ It read the dataset {dataset}[, whose {reader} begins at {reader_place}].]",
         advice=(
             "Look at what its dataset and collate_fn call in C code, such as compiled libraries and ctypes. With this"
             " argument of the DataLoader, and faulthandler imported, the worker prints which line called it."
@@ -357,6 +358,8 @@ def choose_shortage(
     of_rank = f" of rank {rank}" if rank is not None else ""
     worker, process = f"a DataLoader worker{of_rank}", f"rank {rank}" if rank is not None else "the job"
     who = worker if shortage.is_worker else process
+    loader = _find_loader(at, host, shortage.worker_pid)
+    reader = read_line(loader) if loader is not None else None
     sizes = [event.shared_memory_bytes for event in at.events_of(Node) if event.writer.host == host]
     return SHORTAGES[shortage.kind], {
         "who": who[0].upper() + who[1:] if shortage.kind in _OF_WORKER else who,
@@ -364,5 +367,14 @@ def choose_shortage(
         "worker_pid": shortage.worker_pid,
         "worker_signal": shortage.signal,
         "worker_code": shortage.exit_code,
+        "dataset": loader.dataset if loader is not None else None,
+        "reader": reader.function.rpartition(".")[2] if reader is not None else None,
+        "reader_place": reader.location if reader is not None else None,
         "shared_bytes": next(filter(None, reversed(sizes)), None) if shortage.kind is Short.SHARED_MEMORY else None,
     }
+
+
+def _find_loader(at: At, host: str, pid: int | None) -> LoaderStarted | None:
+    """Return the last start of a worker with this PID; None if it was not seen, or its dataset has no text to show."""
+    found = (one for one in reversed(at.events_of(LoaderStarted)) if one.writer.host == host and pid in one.workers)
+    return next((one for one in found if one.dataset.isprintable()), None)

@@ -13,12 +13,16 @@ from zerotop_probe.recording.events import ChangedSetting, TrainingChanged
 _MOST_NAMED = 2
 # Gradient checkpointing as a setting of modules, and as calls of PyTorch's functions, which follow from it.
 _BY_MODULES, _BY_CALLS = "module.gradient_checkpointing", "checkpointing"
+UNOPTIMIZED, NO_SYNC = "unoptimized", "no_sync"
+"""The change that parameters are trained, and in no optimizer any more; and whether micro-steps are within no_sync()."""
 _ORDER = (
     "dtypes",
     "autocast",
     "other_autocast",
     "devices",
     "trained_parameters",
+    UNOPTIMIZED,
+    NO_SYNC,
     _BY_MODULES,
     _BY_CALLS,
     "parameters",
@@ -66,7 +70,11 @@ class TrainingChange(NamedTuple):
 
     @property
     def effect_on_time(self) -> int:
-        """The same of their time alone: modules in evaluation mode leave out dropout and gradient checkpointing."""
+        """The same of their time alone: evaluation mode leaves out dropout and checkpointing, no_sync() reductions."""
+        if self.name == UNOPTIMIZED:  # shorter updates
+            return _compare(_sum_counts(self.after), _sum_counts(self.before))
+        if self.name == NO_SYNC:
+            return _compare(self.after == "on", self.before == "on")
         if self.name == "module.training":
             return _compare(_sum_counts(self.before), _sum_counts(self.after))
         return self.effect
@@ -168,6 +176,11 @@ def _describe(name: str, before: str, after: str) -> str:
         return f"the model has {_sum_counts(after):,} parameters instead of {_sum_counts(before):,}"
     if name in ("hooks", "parameter_hooks"):
         return _describe_hooks(name, before, after)
+    if name == UNOPTIMIZED:
+        count = parse_counts(after).get("elements", 0)
+        return f"no optimizer updates {count:,} trained parameters" if count else "optimizers update all parameters again"
+    if name == NO_SYNC:
+        return f"the first micro-step of a step is {'within' if after == 'on' else 'outside of'} DDP's no_sync()"
     if name == _BY_CALLS:
         return f"gradient checkpointing was switched {'on' if after == 'True' else 'off'}"
     if name == "compiled":
@@ -201,14 +214,14 @@ def _describe_attribute(attribute: str, before: int, after: int) -> str:
 
 
 def _describe_hooks(name: str, before: str, after: str) -> str:
-    counts = {kind: count for kind, count in _parse_counts(after).items() if count > _parse_counts(before).get(kind, 0)}
+    counts = {kind: count for kind, count in parse_counts(after).items() if count > parse_counts(before).get(kind, 0)}
     added = _sum_counts(after) - _sum_counts(before)
     what = f"{abs(added)} hook{'s' if abs(added) != 1 else ''}"
     where = f" of {join_words(list(counts)[:3])}" if counts and name == "hooks" else " of parameters" * (name != "hooks")
     return f"{what}{where} {'were' if abs(added) != 1 else 'was'} {'added' if added > 0 else 'removed'}"
 
 
-def _parse_counts(text: str) -> dict[str, int]:
+def parse_counts(text: str) -> dict[str, int]:
     """Parse ``12 float32, 3 bfloat16``, or a number alone."""
     counts: dict[str, int] = {}
     for part in filter(None, text.split(", ")):
@@ -219,17 +232,17 @@ def _parse_counts(text: str) -> dict[str, int]:
 
 
 def _sum_counts(text: str) -> int:
-    return sum(_parse_counts(text).values())
+    return sum(parse_counts(text).values())
 
 
 def _name_kinds(text: str) -> str:
-    counts = _parse_counts(text)
+    counts = parse_counts(text)
     return join_words(sorted(counts, key=lambda kind: -counts[kind])) or "unknown"
 
 
 def _measure_width(text: str) -> float:
     """Return the bytes of all parameters."""
-    return float(sum(_WIDTHS.get(kind, 4) * count for kind, count in _parse_counts(text).items()))
+    return float(sum(_WIDTHS.get(kind, 4) * count for kind, count in parse_counts(text).items()))
 
 
 def _compare(before: float, after: float) -> int:

@@ -166,6 +166,9 @@ class Loop(TrainingHooks):
 
     def _list_parts(self) -> tuple[list[Any], list[Any]]:
         """Return the models, and the optimizers without those that a newer one of the same parameters has replaced."""
+        modules = self.finder.list_modules()
+        if not modules:
+            return [], []  # looked for in each step until there is one
         updated: set[int] = set()
         current = []
         for optimizer in reversed(self.list_optimizers().values()):
@@ -173,7 +176,7 @@ class Loop(TrainingHooks):
             if not own <= updated:
                 current.append(optimizer)
             updated |= own
-        return self.finder.list_modules(), current[::-1]
+        return modules, current[::-1]
 
     def _count_again(self, when: str, step: int) -> None:
         if self._has_facts and (state := self.probe.engines.loop) is not None:

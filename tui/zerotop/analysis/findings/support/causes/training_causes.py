@@ -21,7 +21,7 @@ from zerotop.analysis.findings.support.mode_uses import NAMES, list_uses
 from zerotop.analysis.findings.support.thresholds import NEAR_STEPS
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS
-from zerotop.analysis.steps.training_changes import TrainingChange, describe_changes, describe_repeated
+from zerotop.analysis.steps.training_changes import NO_SYNC, TrainingChange, describe_changes, describe_repeated
 from zerotop_probe.recording.event_values import PEAK
 
 # The least rise of the peak, in bytes and as a share of the one before; steps that show it, the first at most so many steps
@@ -115,6 +115,10 @@ _LARGE_TIMES = 1.5
 _REPEATED = 3
 _NO_ADVICE: Advice = ("", "")
 _HOOK: Advice = ("Remove the hook once it is no longer needed: the call that adds it returns a handle.", "")
+_UNSYNCED: Advice = (
+    "Run forward and backward of all micro-steps but the last one of a step within no_sync().",
+    "with model.no_sync():",
+)
 _WIDER = "If a copy is meant, convert the tensors of its state_dict(): float() and to() change the module itself."
 
 
@@ -170,6 +174,8 @@ def _advise(change: StepChange, first: TrainingChange, slower: float) -> Advice:
         return _NO_ADVICE
     if first.name == "hooks":
         return _HOOK
+    if first.name == NO_SYNC:
+        return _UNSYNCED
     if first.name == "dtypes" and first.effect > 0 and first.line is not None:
         return _WIDER, first.line.location
     if first.name in ("optimizer.foreach", "optimizer.fused") and change.process.is_on_gpu:
