@@ -159,6 +159,15 @@ def test_a_new_peak_is_looked_at_if_it_lasts() -> None:
     assert steps.looks[1:] == [(PEAK, 103)]
 
 
+def test_a_peak_that_has_doubled_is_looked_at_soon() -> None:
+    steps = Steps()
+    steps.take_steps(10, hold_level(100), hold_level(1000))
+    steps.take_steps(6, hold_level(100), hold_level(1900))
+    assert steps.looks == [(PEAK, 3)]
+    steps.take_steps(6, hold_level(100), hold_level(2100))
+    assert [why for why, _ in steps.looks] == [PEAK, PEAK]
+
+
 def test_a_peak_for_which_ever_more_is_reserved_is_looked_at_again_ever_more_rarely() -> None:
     steps = Steps()
     steps.take_steps(100, hold_level(100), hold_level(1000), reserved=hold_level(4000))

@@ -32,6 +32,9 @@ _LOCKSTEP = 4
 # Time between two looks because memory creeps, and between the first two for a peak, which doubles each time (ns).
 _CREEP_PAUSE_NS, _PEAK_PAUSE_NS = 600_000_000_000, 10_000_000_000
 
+# A peak of so many times the known one, of which there cannot be many, waits for this long only (ns).
+_JUMP_TIMES, _JUMP_PAUSE_NS = 2, 1_000_000_000
+
 # What a look costs by itself, and for each allocation until a look has shown it, and at least (ns).
 _LOOK_NS, _ALLOCATION_NS, _LEAST_ALLOCATION_NS = 10_000_000, 25_000, 10_000
 # The same for an evaluation, of which a look sees only the begin.
@@ -117,7 +120,9 @@ class MemoryWatch:
         if self._known_reserved:
             least = max(_RESERVED_TIMES * self._known_reserved, self._known_reserved + _RESERVED_BYTES)
             is_higher |= self._last.reserved >= least
-        return PEAK if is_higher and self._is_over(PEAK, time_ns, self._peak_pause_ns) else ""
+        is_jump = min(self._last_peaks) >= _JUMP_TIMES * self._known_peaks[PEAK] > 0
+        pause_ns = _JUMP_PAUSE_NS if is_jump else self._peak_pause_ns
+        return PEAK if is_higher and self._is_over(PEAK, time_ns, pause_ns) else ""
 
     def _rises_below(self) -> bool:
         is_rising = len(self._lows) > _CREEP_RISES and all(low < high for low, high in zip(self._lows, self._lows[1:]))
