@@ -84,18 +84,28 @@ def test_it_is_told_again_while_it_lasts(tmp_path: Path, steps: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "headline", "others"),
-    [(3.0, "Its 4 DataLoader workers use 45.0 of 64", 1.0), (1.0, "Other processes use 45.0 of 64", 3.0)],
+    ("count", "cores", "name"),
+    [
+        ("loader_workers", "loader_cores", "DataLoader workers"),
+        ("child_processes", "child_cores", "child processes"),
+    ],
 )
-def test_loader_workers_are_no_other_processes(tmp_path: Path, used: float, headline: str, others: float) -> None:
-    """The rank uses 4 of the cores, its workers some of the rest, and others what is left over."""
+@pytest.mark.parametrize(("used", "others"), [(3.0, 1.0), (1.0, 3.0)])
+def test_the_jobs_own_processes_are_no_others(
+    tmp_path: Path, used: float, others: float, count: str, cores: str, name: str
+) -> None:
+    """The rank uses 4 of the cores, its own processes some of the rest, and others what is left over."""
     rest = CORES - 4
     changes = {
         "hosts": set_values(PERIOD_S, 0.2, cores_used=float(CORES)),
-        "processes": set_values(PERIOD_S, 0.2, waiting_cores=CORES / 2, loader_workers=4, loader_cores=used / 4 * rest),
+        "processes": set_values(PERIOD_S, 0.2, waiting_cores=CORES / 2, **{count: 4, cores: used / 4 * rest}),
     }
     path = long_recording.write_recording(tmp_path / "recording", 300, Trouble(tables=changes))
     found = find_taken(path)[0]
-    assert found.evidence["workers_cores"] == pytest.approx(used / 4 * rest)
+    own = "workers_cores" if count == "loader_workers" else "children_cores"
+    assert found.evidence[own] == pytest.approx(used / 4 * rest)
     assert found.evidence["others_cores"] == pytest.approx(others / 4 * rest)
-    assert str(found.headline).startswith(headline)
+    assert str(found.headline).startswith(
+        f"Its 4 {name} use 45.0 of 64" if used > others else "Other processes use 45.0 of 64"
+    )
+    assert f"The job's 4 {name} use 15.0 more." in str(found.details) or used > others

@@ -20,7 +20,7 @@ import recordings
 from agents import wait_for
 from loop_runs import torch_version
 from zerotop.analysis.findings import Finding, detect_findings
-from zerotop.analysis.findings.support.causes import loader_causes
+from zerotop.analysis.findings.support.causes import causes, host_causes, loader_causes
 from zerotop.analysis.findings.support.causes.host_causes import may_be_noise
 from zerotop.analysis.findings.support.host_load import CoreLoad, ThreadUse
 from zerotop.recording.reader import Recording
@@ -64,7 +64,7 @@ class Planted:
         wide = np.sort(np.concatenate([wide, *(one.astype(wide.dtype) for one in more)]), order="time_ns", kind="stable")
         later_s = (wide["time_ns"] + offset_ns - self.since_ns) / 1e9
         for name, (before, after) in columns.items():
-            is_counter = np.issubdtype(wide.dtype[name], np.integer) and name != "loader_workers"
+            is_counter = np.issubdtype(wide.dtype[name], np.integer) and name not in ("loader_workers", "child_processes")
             wide[name] = np.where(later_s > 0, later_s * after if is_counter else after, before)
         facts["dtype"] = [list(field) for field in wide.dtype.descr]
         path.write_bytes(json.dumps(facts).encode() + b"\n" + wide.tobytes())
@@ -424,6 +424,27 @@ for number, _ in enumerate(torch.utils.data.DataLoader(Items(), num_workers=2)):
 """
 
 
+SPINNING_CHILD = """
+import multiprocessing, os, time
+def spin(parent):
+    while os.getppid() == parent: pass
+multiprocessing.get_context("fork").Process(target=spin, args=(os.getpid(),), daemon=True).start()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_other_children_are_counted_apart_from_workers() -> None:
+    with start_python(SPINNING_CHILD) as child:
+        workers = LoaderWorkers(child.pid)
+        first = workers.measure_use(time.monotonic_ns())
+        assert (first.workers, first.children) == (0, 1)
+        time.sleep(0.2)
+        use = wait_for(lambda: (use := workers.measure_use(time.monotonic_ns())).child_cores > 0.1 and use)
+        assert use.child_cores < 1.5
+        assert use.workers == 0
+
+
 def test_busy_workers_of_a_real_loader() -> None:
     with start_python(BUSY_LOADER) as child:
         workers = LoaderWorkers(child.pid)
@@ -507,6 +528,30 @@ _POPEN, _START = ("multiprocessing/popen_fork.py", "Popen._launch"), ("multiproc
 
 
 @pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"loader_workers": (8.0, 8.0), "loader_cores": (0.5, 15.0)}, "its 8 DataLoader workers used 15.0 of"),
+        ({"child_processes": (0.0, 5.0), "child_cores": (0.0, 15.0)}, "5 processes that the job had started used 15.0 of"),
+        ({"child_processes": (5.0, 5.0), "child_cores": (1.0, 1.0)}, "other processes used"),
+    ],
+    ids=["loader workers", "started processes", "others"],
+)
+@pytest.mark.parametrize("check", ["check_others", "check_crowding"])
+def test_cores_are_taken_by_the_jobs_own_processes_or_by_others(
+    tmp_path: Path, own: dict[str, tuple[float, float]], said: str, check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = Planted("gpu-offload-110", tmp_path)
+    cores = read_cores(planted)
+    planted.add_columns("processes", cores_used=(0.32, 0.08), waiting_cores=(0.0, 0.9 * cores), **own)
+    planted.add_columns("hosts", cores_used=(2.0, cores))
+    found: list[Any] = []
+    monkeypatch.setattr(causes, "_CHECKS", (lambda change: found.append(getattr(host_causes, check)(change)),))
+    planted.find_named("iteration_shift")
+    texts = [str(cause.text) for cause in found if cause is not None]
+    assert any(said in text for text in texts), texts
+
+
+@pytest.mark.parametrize(
     ("library", "who"),
     [
         ([_POPEN, _START], "processes that the job had started at shards.py:75 in main used"),
@@ -518,7 +563,8 @@ _POPEN, _START = ("multiprocessing/popen_fork.py", "Popen._launch"), ("multiproc
 def test_cores_that_the_jobs_own_processes_take(tmp_path: Path, library: list[tuple[str, str]], who: str) -> None:
     planted = Planted("gpu-offload-110", tmp_path)
     cores, shift = read_cores(planted), planted.find_named("iteration_shift")[0]
-    planted.add_columns("processes", cores_used=(0.32, 0.08), waiting_cores=(0.0, 0.9 * cores))
+    unknown = (float("nan"), float("nan"))
+    planted.add_columns("processes", cores_used=(0.32, 0.08), waiting_cores=(0.0, 0.9 * cores), child_cores=unknown)
     planted.add_columns("hosts", cores_used=(1.0, cores))
     events = next(planted.folder.glob("events-rank0-*.jsonl"))
     clock = json.loads(events.read_text().partition("\n")[0])["clock"]

@@ -43,12 +43,19 @@ class Steps:
         self.creep_steps = 0
 
     def take_steps(
-        self, count: int, held: Callable[[int], int], peak: Callable[[int], int], *, each: int = 500, kept_every: int = 1
+        self,
+        count: int,
+        held: Callable[[int], int],
+        peak: Callable[[int], int],
+        *,
+        each: int = 500,
+        kept_every: int = 1,
+        reserved: Callable[[int], int] = lambda step: 0,
     ) -> None:
         """``kept_every``: a look at fewer steps than that finds nothing that stays."""
         for _ in range(count):
             self.allocations += each
-            memory = StepMemory(held(self.step), peak(self.step), self.allocations)
+            memory = StepMemory(held(self.step), peak(self.step), self.allocations, reserved(self.step))
             why = self.watch.judge_step(self.step, self.time_ns, memory, 0)
             if why:
                 self.looks.append((why, self.step))
@@ -150,6 +157,25 @@ def test_a_new_peak_is_looked_at_if_it_lasts() -> None:
     assert len(steps.looks) == 1
     steps.take_steps(50, hold_level(100), hold_level(2000))
     assert steps.looks[1:] == [(PEAK, 103)]
+
+
+def test_a_peak_that_has_doubled_is_looked_at_soon() -> None:
+    steps = Steps()
+    steps.take_steps(10, hold_level(100), hold_level(1000))
+    steps.take_steps(6, hold_level(100), hold_level(1900))
+    assert steps.looks == [(PEAK, 3)]
+    steps.take_steps(6, hold_level(100), hold_level(2100))
+    assert [why for why, _ in steps.looks] == [PEAK, PEAK]
+
+
+def test_a_peak_for_which_ever_more_is_reserved_is_looked_at_again_ever_more_rarely() -> None:
+    steps = Steps()
+    steps.take_steps(100, hold_level(100), hold_level(1000), reserved=hold_level(4000))
+    steps.take_steps(100, hold_level(100), hold_level(1000), reserved=hold_level(4900))
+    assert steps.looks == [(PEAK, 3)]
+    steps.take_steps(2000, hold_level(100), hold_level(1000), reserved=lambda step: (5000 + 100 * (step - 200)) * MIB)
+    assert [why for why, _ in steps.looks] == [PEAK] * len(steps.looks)
+    assert 4 <= len(steps.looks) <= 8
 
 
 def test_peaks_that_rise_for_ever_are_looked_at_ever_more_rarely() -> None:

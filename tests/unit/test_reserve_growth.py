@@ -13,7 +13,9 @@ import pytest
 import recordings
 from changed_recordings import Rows, change_table, find_named
 from zerotop.analysis.findings import Severity
+from zerotop.analysis.findings.support.memory.looks import describe_larger
 from zerotop.analysis.findings.support.memory.reserve_rises import ReserveRise, ReserveSearch
+from zerotop.analysis.memory.block_lines import AllocatingLine, LineBlocks, Look
 from zerotop.analysis.memory.caching_allocator import MIB, AllocatorRules, CachingAllocator
 from zerotop.recording.samples import Samples
 
@@ -123,3 +125,22 @@ def test_a_job_whose_reserve_grows(last: int | None, tmp_path: Path) -> None:
     assert told.fix == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     assert ("full near step" in told.details) is (last is None)
     assert "larger" not in told.details
+
+
+def make_look(step: int, **sizes: int) -> Look:
+    """A look at a step in which each line has a few small blocks, and one of these MiB."""
+    blocks = [
+        LineBlocks(AllocatingLine("train.py", int(line[1:]), "main", ()), "forward", ((size * MIB, 1), (MIB, 5)))
+        for line, size in sizes.items()
+    ]
+    whole = sum(one.total_bytes for one in blocks)
+    return Look("peak", step, 0, 1, 1, whole, 0, tuple(blocks))
+
+
+def test_the_lines_whose_blocks_have_become_larger() -> None:
+    before = make_look(4, l7=300, l9=40)
+    said = describe_larger(make_look(360, l7=310, l9=200, l12=150, l15=60), before)
+    assert str(said) == (
+        "In step 360, larger blocks than in step 4 are allocated at train.py:9 (0.20 GiB) and train.py:12 (0.15 GiB)."
+    )
+    assert describe_larger(make_look(360, l7=310, l9=44), before) is None

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from zerotop.analysis.findings.support.memory.square_blocks import SquareBlocks, find_square_blocks
+from zerotop.analysis.memory.block_lines import AllocatingLine, LineBlocks, Look
 
 GIB, MIB = 1 << 30, 1 << 20
 COLUMN = {"name": "output", "scope": "local", "owner": "main", "file": "a.py", "own": True, "levels": 0, "kind": "Tensor"}
@@ -50,3 +51,15 @@ def test_new_blocks_of_exactly_rows_x_rows_are_recognized(
     if found is not None:
         assert found.fix == "output.squeeze(1)"
         assert f"{rows:,} x {rows:,} elements of {item_bytes} bytes" in str(found.text)
+
+
+@pytest.mark.parametrize(("lines", "place"), [((51,), "dlrm.py:51"), ((51, 60), None), ((), None)])
+def test_the_line_of_the_blocks(lines: tuple[int, ...], place: str | None) -> None:
+    square, size = SquareBlocks(5, 4096, 4, ""), 4096**2 * 4
+    others = LineBlocks(AllocatingLine("dlrm.py", 29, "main", ()), "forward", ((size // 2, 3),))
+    blocks = [LineBlocks(AllocatingLine("dlrm.py", line, "main", ()), "forward", ((64, 1), (size, 2))) for line in lines]
+    found = square.find_line(Look("peak", 160, 0, 1, 1, 9 * size, 0, (others, *blocks)))
+    assert (found.place, found.fix) == (place, place or "")
+    assert str(found.advice).startswith(f"See at {place} whether" if place else "See whether")
+    assert found._replace(column="watch").fix == "watch.squeeze(1)"
+    assert square.find_line(None) == square

@@ -24,7 +24,7 @@ from zerotop.analysis.findings import Finding, Severity, detect_findings
 from zerotop.analysis.findings.pace import repeated_pause, time_in_line
 from zerotop.analysis.findings.support.causes.loader_causes import LoaderCause
 from zerotop.analysis.findings.support.lines.known_calls import find_known_call
-from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, is_training, select_stacks
+from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, StackLine, is_training, select_stacks
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
@@ -766,6 +766,14 @@ def test_a_lock_is_known_only_where_the_line_itself_waits_for_it(callees: tuple[
     """A queue, too, waits with a lock, which no other thread holds."""
     known = find_known_call(callees)
     assert (known is not None and "holds the lock" in known.advice) == is_lock
+
+
+@pytest.mark.parametrize("is_on_gpu", [False, True])
+def test_a_collective_on_the_cpu_waits_for_the_other_ranks(is_on_gpu: bool) -> None:
+    """Work on the GPU goes on while the host has left it."""
+    callees = ("torch.distributed._exception_logger.<locals>.wrapper", "torch.distributed.all_reduce", "wait")
+    line = StackLine("train.py", 9, "average", callees, 1.0, 1.0, is_on_gpu=is_on_gpu)
+    assert line.called.endswith("which waits for the GPU" if is_on_gpu else "all_reduce, which waits for the other ranks")
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,20 @@ def test_ranks_that_share_a_gpu_must_all_fit_on_it(monkeypatch: pytest.MonkeyPat
     assert answer_changes(base, Changes(gpus=1, micro_batch=base.work.micro_batch * 2)).time.reason
 
 
+def test_a_backward_that_waits_for_gloo_launches_nothing_meanwhile() -> None:
+    base = read("z2")
+    recorded, rows = base.times, {}
+    assert recorded is not None
+    base = replace(base, setup=replace(base.setup, ranks=2))
+    for is_over_gloo in (False, True):
+        times = replace(recorded, iteration=1.0, backward=0.8, is_over_gloo=is_over_gloo)
+        answer = predict_time(replace(base, times=times), base.setup, base.work, base.nodes)
+        assert answer.seconds[0] == pytest.approx(1.0, abs=0.01)
+        rows[is_over_gloo] = {row.name: row.likely for row in answer.rows}
+    assert rows[True]["communication"] > 0.6 > rows[False].get("communication", 0.0)
+    assert rows[False]["launches"] > 0.4 > rows[True].get("launches", 0.0)
+
+
 def test_more_tokens_never_need_less() -> None:
     base = read("z2")
     sizes = [predict_memory(base, base.setup, replace(base.work, micro_batch=rows)).needed for rows in range(1, 40, 3)]

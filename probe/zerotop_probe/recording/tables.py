@@ -16,7 +16,7 @@ from typing import NamedTuple
 from zerotop_probe.recording.metrics import BYTES, BYTES_PER_S, CORES, NUMBER, SECONDS, SHARE, WATTS, Metric
 
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 8
+FORMAT_MINOR = 9
 
 UNKNOWN = -1
 
@@ -278,6 +278,10 @@ PROCESSES = Table(
         Field("loader_blocked", "f", "how many of these waited for a disk at that moment", since=4),
         Field("held_bytes", "q", "resident without pages of files: RssAnon + RssShmem; -1 unknown", HIGHEST, since=6),
         Field("loader_private_bytes", "q", "anonymous pages of its DataLoader workers alone; -1 unknown", HIGHEST, since=6),
+        Field(
+            "child_processes", "i", "other processes that its first thread has started, once a second; -1 unknown", since=9
+        ),
+        Field("child_cores", "f", "processor time of these per wall time", since=9),
     ),
     (
         Metric("cores", CORES, "cores_used", "cores", trace="cores in use"),

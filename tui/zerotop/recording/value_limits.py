@@ -32,7 +32,7 @@ _HIGHEST = {
     **dict.fromkeys(("major_faults", "boundaries"), 1 << 48),
     "tokens": 1 << 40,
     **dict.fromkeys(("rows", "sequence"), 1 << 28),
-    **dict.fromkeys(("thread_count", "busy_threads", "loader_workers"), 1 << 22),
+    **dict.fromkeys(("thread_count", "busy_threads", "loader_workers", "child_processes"), 1 << 22),
 }
 _MAX_COUNT = 1 << 30  # of other integers of 32 bits
 _ON_DEVICES = ("allocator", "gpus", "gpu_processes")

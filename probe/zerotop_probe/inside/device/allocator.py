@@ -34,6 +34,7 @@ class StepMemory(NamedTuple):
     held: int  # allocated at its end
     peak: int  # the highest allocated in it
     allocations: int  # so far
+    reserved: int = 0  # at its end
 
 
 def find_backend(torch: Any) -> str:
@@ -115,7 +116,8 @@ class AllocatorSampler:
         if not stats:
             return None
         held = stats.get("allocated_bytes", {}).get("all", {}).get("current", UNKNOWN)
-        return StepMemory(held, peak, stats.get("allocation", {}).get("all", {}).get("allocated", 0))
+        reserved = stats.get("reserved_bytes", {}).get("all", {}).get("current", 0)
+        return StepMemory(held, peak, stats.get("allocation", {}).get("all", {}).get("allocated", 0), reserved)
 
     def sample_between(self, step: int, micro_step: int, phase: int) -> float:
         """Record the counters between boundaries, unless boundaries are frequent; return the seconds until the next time."""

@@ -23,12 +23,17 @@ _CREEP_BYTES = 16 << 20
 _PEAK_SHARE = 0.05
 _PEAK_BYTES = 64 << 20
 _PEAK_STEPS = 2
+# A peak is looked at again where so many times as much, and so many bytes more, are reserved for it as at the last look.
+_RESERVED_TIMES, _RESERVED_BYTES = 1.25, 1 << 30
 # Steps that create the optimizer's state and buffers.
 _FIRST_STEPS = 3
 # Looks begin before steps that this divides: ranks wait for each other, so they should look in the same steps.
 _LOCKSTEP = 4
 # Time between two looks because memory creeps, and between the first two for a peak, which doubles each time (ns).
 _CREEP_PAUSE_NS, _PEAK_PAUSE_NS = 600_000_000_000, 10_000_000_000
+
+# A peak of so many times the known one, of which there cannot be many, waits for this long only (ns).
+_JUMP_TIMES, _JUMP_PAUSE_NS = 2, 1_000_000_000
 
 # What a look costs by itself, and for each allocation until a look has shown it, and at least (ns).
 _LOOK_NS, _ALLOCATION_NS, _LEAST_ALLOCATION_NS = 10_000_000, 25_000, 10_000
@@ -58,6 +63,7 @@ class MemoryWatch:
         self._lows: list[int] = []  # the least of those before
         self._last_peaks: list[int] = []
         self._known_peaks = {PEAK: 0, EVALUATION: 0}  # of the steps and evaluations that were looked at
+        self._known_reserved = 0
         self._evaluation_peak = 0  # of the last evaluation
         self._evaluation_allocations = 0
         self._looked_ns: dict[str, int] = {}
@@ -111,7 +117,12 @@ class MemoryWatch:
         if (is_growing or self._rises_below()) and self._is_over(CREEP, time_ns, _CREEP_PAUSE_NS):
             return CREEP
         is_higher = self._steps > _FIRST_STEPS and _is_higher(min(self._last_peaks), self._known_peaks[PEAK])
-        return PEAK if is_higher and self._is_over(PEAK, time_ns, self._peak_pause_ns) else ""
+        if self._known_reserved:
+            least = max(_RESERVED_TIMES * self._known_reserved, self._known_reserved + _RESERVED_BYTES)
+            is_higher |= self._last.reserved >= least
+        is_jump = min(self._last_peaks) >= _JUMP_TIMES * self._known_peaks[PEAK] > 0
+        pause_ns = _JUMP_PAUSE_NS if is_jump else self._peak_pause_ns
+        return PEAK if is_higher and self._is_over(PEAK, time_ns, pause_ns) else ""
 
     def _rises_below(self) -> bool:
         is_rising = len(self._lows) > _CREEP_RISES and all(low < high for low, high in zip(self._lows, self._lows[1:]))
@@ -141,7 +152,7 @@ class MemoryWatch:
         if why == EVALUATION:
             self._known_peaks[EVALUATION] = self._evaluation_peak
             return 0
-        self._known_peaks[PEAK] = min(self._last_peaks)
+        self._known_peaks[PEAK], self._known_reserved = min(self._last_peaks), self._last.reserved
         self._peak_pause_ns *= 2
         return self._count_look_steps(why)
 

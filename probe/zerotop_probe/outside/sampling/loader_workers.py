@@ -1,4 +1,7 @@
-"""Sampling a rank's DataLoader workers: their private memory, their use of cores, and whether they wait for a disk."""
+"""Sampling a rank's DataLoader workers: their private memory, their use of cores, and whether they wait for a disk.
+
+Of the other processes that it has started, only their number and their use of cores.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,15 @@ def list_workers(pid: int) -> list[int]:
 
 
 class LoaderUse(NamedTuple):
-    """The workers of a rank between two looks; the fields of PROCESSES in their order."""
+    """The workers and other children of a rank between two looks; the fields of PROCESSES in their order."""
 
     workers: int = UNKNOWN
     cores: float = math.nan
     waiting_cores: float = math.nan
     blocked: float = math.nan
     private_bytes: int = UNKNOWN
+    children: int = UNKNOWN
+    child_cores: float = math.nan
 
 
 class _Counters(NamedTuple):
@@ -46,17 +51,19 @@ class LoaderWorkers:
         self._path = f"/proc/{pid}/task/{pid}/children"
         self._is_supported = os.path.exists(self._path)
         self._before: dict[int, _Counters] = {}
+        self._children: dict[int, int] = {}  # processor time (ns) of those that are no workers, by pid
         self._before_ns = 0
         self._private: dict[int, tuple[int, int]] = {}  # when it was measured, and bytes, by pid; longest ago first
 
     def measure_use(self, now_ns: int) -> LoaderUse:
-        """Return the workers' use of cores since the last call.
+        """Return the children's use of cores since the last call.
 
-        Unknown if the kernel does not list children, or PyTorch does not name its workers.
+        Unknown if the kernel does not list children; that of workers also if PyTorch does not name them.
         """
         if not self._is_supported:
             return LoaderUse()
         counters: dict[int, _Counters] = {}
+        children: dict[int, int] = {}
         blocked, may_be_workers = 0, False
         for pid in map(int, procfs.read_file(self._path).split()):
             stat = procfs.read_stat(pid)
@@ -65,18 +72,26 @@ class LoaderWorkers:
                 fields = procfs.read_file(f"/proc/{pid}/schedstat", 100).split()
                 counters[pid] = _Counters(stat.cpu_ticks * TICK_NS, int(fields[1]) if len(fields) > 1 else 0)
                 blocked += stat.state == "D"
+            elif stat is not None:
+                children[pid] = stat.cpu_ticks * TICK_NS
+        elapsed_ns, self._before_ns = now_ns - self._before_ns, now_ns
+        known = LoaderUse(children=len(children), child_cores=self._measure_children(children, elapsed_ns))
         if may_be_workers and not counters:
-            return LoaderUse()
-        before, elapsed_ns = self._before, now_ns - self._before_ns
-        self._before, self._before_ns = counters, now_ns
+            return known
+        before, self._before = self._before, counters
         both = [(counters[pid], before[pid]) for pid in counters if pid in before]
-        private_bytes = self._measure_private(counters, now_ns)
+        known = known._replace(workers=len(counters), private_bytes=self._measure_private(counters, now_ns))
         if not both or elapsed_ns <= 0:
-            return LoaderUse(len(counters), private_bytes=private_bytes)
+            return known
         ran_ns = sum(now.cpu_ns - then.cpu_ns for now, then in both)
         # A worker waits for one core at a time. A few kernels add days if the clocks of two cores differ.
         waited_ns = sum(min(now.wait_ns - then.wait_ns, elapsed_ns) for now, then in both)
-        return LoaderUse(len(counters), ran_ns / elapsed_ns, waited_ns / elapsed_ns, float(blocked), private_bytes)
+        return known._replace(cores=ran_ns / elapsed_ns, waiting_cores=waited_ns / elapsed_ns, blocked=float(blocked))
+
+    def _measure_children(self, children: dict[int, int], elapsed_ns: int) -> float:
+        before, self._children = self._children, children
+        both = [(children[pid], before[pid]) for pid in children if pid in before]
+        return sum(now - then for now, then in both) / elapsed_ns if both and elapsed_ns > 0 else math.nan
 
     def _measure_private(self, workers: Collection[int], now_ns: int) -> int:
         """Measure one worker if due, and return the private memory of all; those not measured yet count as the others."""

@@ -121,9 +121,9 @@ class ProcessReader:
             stat = procfs.read_stat(pid)
             self._major_faults = stat.major_faults if stat is not None else UNKNOWN
             self._loader_use = self._workers.measure_use(now_ns)
-        *loader_use, private_bytes = self._loader_use
+        *loader_use, private_bytes, children, child_cores = self._loader_use
         held_bytes = self._anonymous_bytes + self._memory[_SHARED] if self._anonymous_bytes != UNKNOWN else UNKNOWN
-        slow = self._major_faults, *loader_use, held_bytes, private_bytes
+        slow = self._major_faults, *loader_use, held_bytes, private_bytes, children, child_cores
         measured = (cpu_ns, ran_ns / elapsed_ns, waiting, self._thread_count, use.busy_threads)
         return (time_ns, *self._memory, *measured, pid, rank, *slow)
 

@@ -17,6 +17,8 @@ from zerotop.recording.steps.step_table import RankSteps
 from zerotop_probe.recording.tables import PHASE_CODE
 
 _FEW_SHARE = 0.1  # of the steps of a stretch: fewer with phases do not tell the time of all
+_GLOO = b"pt_gloo"  # the beginning of its threads' names
+_MOST_SAMPLES = 0.5
 _MOST_DEVICE_SHARE = 1.1  # of an iteration on the GPU: a phase that overlaps another is not added up
 
 
@@ -36,6 +38,7 @@ class PhaseTimes:
     launches: tuple[float, float] | None  # the host's forward and backward, beside those on the GPU
     cpu_optimizer: float = 0.0  # a part of the update; 0 where it is on the GPU, or not known
     busy: float = nan  # share of the time in which a kernel ran on the GPU, from NVML; NaN: not known
+    is_over_gloo: bool = False  # whether threads of gloo exchange gradients on the host, for which the backward waits
 
 
 def measure_times(recording: Recording, process: RankSteps, chosen: ChosenSteps) -> PhaseTimes | None:
@@ -49,6 +52,7 @@ def measure_times(recording: Recording, process: RankSteps, chosen: ChosenSteps)
     numbers = process.step_rows["step"]
     paced = process.step_rows[(numbers >= chosen.stretch.begin) & (numbers < chosen.stretch.end)]
     busy = measure_use_in_steps(RankRecords(recording.at(), rank), paced)
+    is_over_gloo = _exchanges_over_gloo(recording, process)
     table = next((one for one in recording.sources["device_times"] if identify_process(one) == rank), None)
     if table is not None:
         rows = table.array[np.isin(table.array["step"], steps["step"]) & (table.array["micro_step"] >= 0)]
@@ -56,8 +60,21 @@ def measure_times(recording: Recording, process: RankSteps, chosen: ChosenSteps)
         forward, backward, update = found[0] / count, found[1] / count, found[2]
         if 0 < count * (forward + backward) + update <= _MOST_DEVICE_SHARE * iteration and all(found):
             on_cpu = _sum_steps(rows[rows["phase"] == PHASE_CODE["cpu_optimizer"]])
-            return _fit_phases(PhaseTimes(iteration, forward, backward, update, (host[0], host[1]), on_cpu, busy), count)
-    return _fit_phases(PhaseTimes(iteration, host[0], host[1], float(np.median(steps["step_s"])), None, busy=busy), count)
+            times = PhaseTimes(iteration, forward, backward, update, (host[0], host[1]), on_cpu, busy, is_over_gloo)
+            return _fit_phases(times, count)
+    update = float(np.median(steps["step_s"]))
+    return _fit_phases(PhaseTimes(iteration, host[0], host[1], update, None, busy=busy, is_over_gloo=is_over_gloo), count)
+
+
+def _exchanges_over_gloo(recording: Recording, process: RankSteps) -> bool:
+    """Whether threads of gloo run in most samples of a rank's threads while it trains."""
+    rows, source = process.step_rows[1:], process.source
+    if not len(rows):
+        return False
+    records = recording.at().records("threads", source.host, "pid", source.pid)
+    sampled = records.read_window(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
+    of_gloo = sampled.times[np.char.startswith(sampled.rows["name"], _GLOO)] if len(sampled) else sampled.times
+    return len(np.unique(of_gloo)) > _MOST_SAMPLES * len(np.unique(sampled.times))
 
 
 def _measure_iteration(process: RankSteps, chosen: ChosenSteps) -> float:

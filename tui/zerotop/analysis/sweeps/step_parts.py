@@ -141,6 +141,9 @@ class StepParts:
         device = self.backward + beside
         if device >= each:
             device = _subtract(each, min(weight, 0.8 * each))
+        # More than both is neither arithmetic nor a launch: the backward ends once gloo has exchanged the gradients.
+        self.exchanged = max(0.0, each - _join(device, weight)) if times.is_over_gloo else 0.0
+        each -= self.exchanged
         self.beside_factor = min(1.0, 0.7 * device / beside) if beside else 1.0
         self.backward = device - self.beside_factor * beside
         self.hooks = _subtract(each, device) / weight if weight else 1.0
@@ -252,6 +255,10 @@ class StepParts:
         _add_phase(parts, count, backward, _wait(backward + sum(beside.values()), host), self.kernels[1])
         for name, each in beside.items():
             parts[name] += count * each
+        if setup.ranks > 1:
+            parts[COMMUNICATION] += (
+                self.base.work.accumulation * self.exchanged * setup.trainable / max(1, self.base.setup.trainable)
+            )
         for name, each in self._list_update(setup).items():
             parts[OPTIMIZER if name == _CPU else name] += each
         each_micro = self.between * self.rates.split

@@ -35,7 +35,7 @@ from zerotop.analysis.sweeps.step_parts import (
 _FORMULAS = {
     COMPUTE: "2 P t FLOPs forward, 4 P t backward, 2 P t again with checkpointing; at least the time of kernels by NVML",
     LAUNCHES: "the GPU waits for the host, also for DeepSpeed's work on each tensor",
-    COMMUNICATION: "bytes of gradients and gathered parameters that nothing overlaps, over NVLink",
+    COMMUNICATION: "bytes of gradients and gathered parameters that nothing overlaps, over NVLink; measured if over gloo",
     OPTIMIZER: "elements of a rank on the GPU, or of the node on its CPUs",
     TRANSFERS: "bytes of offloaded gradients and parameters over PCIe and host memory",
     BETWEEN: "measured",

@@ -11,11 +11,13 @@ import numpy as np
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_node
 from zerotop.analysis.findings.support.host_load import (
     CoreLoad,
+    count_children,
     count_workers,
     find_longest_wait,
     measure_loads,
     measure_worker_cores,
 )
+from zerotop.analysis.findings.support.started_processes import STARTED, find_start_of_processes
 from zerotop.analysis.findings.support.steps.runs import find_run_begins
 from zerotop.analysis.findings.support.thresholds import TAKEN_BUSY_SHARE
 from zerotop.recording.moments.at import find_cores
@@ -29,7 +31,7 @@ _KIND = FindingKind(
     details=(
         "The ranks on {host} get {ranks_cores:.1f} cores[, and the training thread of rank {waiting_rank} waits for one in"
         " {waiting_share:percent} of the time].[ The job's {workers:count DataLoader worker} use {workers_cores:.1f} more.]"
-        "[ It lasted to step {until_step:.0f}.]"
+        "[ The job's {children:count child process} use {children_cores:.1f} more.][ It lasted to step {until_step:.0f}.]"
     ),
     advice="See which processes run beside the job.",
     fix="top -b -n 1 -o %CPU | head -20",
@@ -45,6 +47,14 @@ _BY_WORKERS = _KIND.with_changes(
     ),
     advice="Give the job more cores, or start fewer workers: they take the ranks' cores.",
     fix="{fewer_workers_fix}",
+)
+_BY_CHILDREN = _KIND.with_changes(
+    headline=(
+        "Its {children:count child process} use {children_cores:.1f} of {cores:count core}, and the ranks wait for"
+        " {waiting_cores:.1f} more"
+    ),
+    details="The job has started them[ at {location}]. " + _BY_WORKERS.details,
+    advice=STARTED,
 )
 # For how long (seconds) without a break.
 TAKEN_SECONDS = 2.0
@@ -135,9 +145,13 @@ def _build_finding(group: Group, host: str, taken: _Taken, cores: int) -> Findin
     others, waiting, ranks = (float(np.nanmean(values)) for values in taken.loads)
     workers = count_workers(group.processes_on(host), begin_ns, end_ns)
     own = min(others, measure_worker_cores(group.processes_on(host), begin_ns, end_ns)) if workers else 0.0
-    kind, others = _BY_WORKERS if own > others / 2 else _KIND, others - own
+    children, child_cores = count_children(group.processes_on(host), begin_ns, end_ns)
+    child_cores = min(others - own, child_cores) if child_cores > 0 else 0.0
+    kind = _BY_WORKERS if own > others / 2 else _BY_CHILDREN if child_cores > others / 2 else _KIND
+    others -= own + child_cores
     evidence: dict[str, float | None] = {"others_cores": others, "ranks_cores": ranks, "waiting_cores": waiting}
     evidence |= {"workers_cores": own} if own else {}
+    evidence |= {"children_cores": child_cores} if child_cores else {}
     slowest, share = find_longest_wait(group.processes_on(host), begin_ns, end_ns, known_ns=known_ns)
     evidence |= {"cores": cores, "until_step": group.step_at(end_ns) if taken.is_over else None}
     evidence |= {"waiting_share": share, "lost_s": share * (end_ns - begin_ns) / 1e9} if share else {}
@@ -148,5 +162,14 @@ def _build_finding(group: Group, host: str, taken: _Taken, cores: int) -> Findin
         "waiting_rank": slowest,
         "waiting_share": share,
     }
+    if child_cores:
+        step = group.step_at(begin_ns) or 0
+        starts = (find_start_of_processes(process, step, known_ns) for process in group.processes_on(host))
+        start = next((one for one in starts if one is not None), None)
+        values |= {
+            "children": children,
+            "children_cores": child_cores,
+            "location": start.place if start is not None else None,
+        }
     ranks_on = group.ranks_on(host)
     return kind.at(group, begin_ns, end_ns, evidence, known_ns=known_ns, ranks=ranks_on, cost=share or 0.0, **values)

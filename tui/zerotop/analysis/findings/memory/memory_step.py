@@ -140,6 +140,7 @@ def _build_finding(group: Group, change: SharedRise, found: FoundLook) -> Findin
     advice = leak_holders.LeakAdvice("", "")
     square = _find_square(step) if kind is _KIND and cause == _UNKNOWN else None
     if square is not None:
+        square = square.find_line(found.look)
         kind, blocks, advice = _SQUARE, str(square.text), leak_holders.LeakAdvice(square.advice, square.fix)
         cause = f"{blocks[:1].upper()}{blocks[1:]}"
     elif kind is _KIND and cause == _UNKNOWN:

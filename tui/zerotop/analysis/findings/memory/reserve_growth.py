@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Process, SearchWindow, in_each_rank
 from zerotop.analysis.findings.support.links import Kinds, flushed_for_growth, grew_beside
+from zerotop.analysis.findings.support.memory.looks import describe_larger, read_looks
 from zerotop.analysis.findings.support.memory.reserve_rises import ReserveRise, ReserveSearch
-from zerotop.analysis.formatting import GIB
+from zerotop.analysis.formatting import GIB, Text
 from zerotop.analysis.memory.tensor_inventory import read_pools
 from zerotop_probe.recording import events
+from zerotop_probe.recording.event_values import PEAK
 
 _KIND = FindingKind(
     name="reserve_growth",
@@ -20,7 +22,7 @@ _KIND = FindingKind(
         "Since step {since}, PyTorch reserves {reserved_bytes:bytes} instead of {before_bytes:bytes}, and at most"
         " {allocated_bytes:bytes} were ever allocated: {unused_bytes:bytes} are unused even at the peak.[ New segments take"
         " {late_bytes:bytes}, at first {early_bytes:bytes}: ever larger blocks are asked for, and fit into none that is"
-        " cached.][ The device is full near step {last_step}.]"
+        " cached.][ {lines}][ The device is full near step {last_step}.]"
     ),
     advice="Start with expandable segments; or allocate the tensor that grows once, at its full size.",
     fix="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
@@ -55,6 +57,13 @@ def _is_elsewhere(process: Process, rise: ReserveRise) -> bool:
     )
 
 
+def _describe_lines(process: Process, since: int, known_ns: int) -> Text | None:
+    """Return a sentence about the lines that allocate larger blocks than before the rise; None if that was not looked at."""
+    looks = [look for look in read_looks(process, PEAK) if look.known_ns <= known_ns]
+    before = [look for look in looks if look.first_step < since]
+    return describe_larger(looks[-1], before[-1]) if before and len(before) < len(looks) else None
+
+
 def _build_finding(process: Process, rise: ReserveRise) -> Finding:
     first, last = rise.levels[0], rise.levels[-1]
     rows = process.steps[rise.first_steps : last.steps]
@@ -73,6 +82,7 @@ def _build_finding(process: Process, rise: ReserveRise) -> Finding:
         "since": int(rows["step"][0]),
         "early_bytes": early if is_larger else None,
         "late_bytes": late if is_larger else None,
+        "lines": _describe_lines(process, int(rows["step"][0]), rise.known_ns),
         "last_step": None if rise.has_ended else held_step + int(left_bytes / rise.per_step),
         "grows": "grew" if rise.has_ended else "grows",
         "until": f" to step {held_step}" if rise.has_ended else "",

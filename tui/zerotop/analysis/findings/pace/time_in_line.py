@@ -163,7 +163,7 @@ def _check_whole_training(group: Group, event: Stacks) -> Iterator[Finding]:
     if line is None or is_training(line.callees) or _has_begun_later(delay, line):
         return
     use = measure_gpu_use(lead, int(rows["begin_unix_ns"][1]), known_ns)
-    kind = _OWN if line.known_call is None else _ALWAYS
+    kind = _OWN if line.known_call is None or line.known_call.waits_for_ranks else _ALWAYS
     evidence = _measure_whole(rows[1:])
     cost = evidence["share"]
     if not is_cause(line, delay):

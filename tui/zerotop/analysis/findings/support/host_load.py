@@ -136,12 +136,24 @@ def measure_worker_cores(processes: Sequence[Process], begin_ns: int, end_ns: in
     return sum(float(np.nan_to_num(read_column(rows, "loader_cores")).mean()) for rows in samples if len(rows))
 
 
+def count_children(processes: Sequence[Process], begin_ns: int, end_ns: int) -> tuple[int, float]:
+    """Return how many processes of ranks there are at last that are no DataLoader workers, and the cores that these use.
+
+    The cores are NaN where no sampler has measured them.
+    """
+    samples = [one.host_samples.read_window(begin_ns, end_ns).rows for one in processes]
+    counts, cores = ([read_column(rows, name) for rows in samples] for name in ("child_processes", "child_cores"))
+    used = [float(values[~np.isnan(values)][-1]) for values in cores if not np.isnan(values).all()]
+    count = sum(max(0, int(np.nan_to_num(values[-1], nan=-1))) for values in counts if len(values))
+    return count, sum(used) if used else float("nan")
+
+
 class CoreLoad(NamedTuple):
     """The average load of a node's cores: numbers for one interval, or arrays for many, with NaN if unknown."""
 
     ranks: Any  # used by the job's ranks
     waiting: Any  # that runnable threads of the ranks waited for
-    others: Any  # used by all other processes, DataLoader workers included
+    others: Any  # used by all other processes, those that the ranks have started included
     cores: int
 
     @property

@@ -14,6 +14,8 @@ _STARTS = {"multiprocessing/process.py": ("BaseProcess.start", "start"), "subpro
 _WAITS = "subprocess.py", ("run", "call", "check_call", "check_output")
 # DataLoader workers are no processes of the script.
 _LIBRARIES = "torch/"
+STARTED = "Start fewer processes there, or run them with os.nice(19) so that the ranks get their cores first."
+"""The advice where these take the ranks' cores."""
 # Steps around a change in which the processes were started.
 _NEAR_STEPS = 3
 

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.findings.support.causes.step_change import Advice, Cause, StepChange
 from zerotop.analysis.findings.support.evidence import Process, Rows, Samples
-from zerotop.analysis.findings.support.host_load import CoreLoad, measure_load, measure_usual_use
-from zerotop.analysis.findings.support.started_processes import find_start_of_processes
+from zerotop.analysis.findings.support.host_load import (
+    CoreLoad,
+    count_children,
+    count_workers,
+    measure_load,
+    measure_usual_use,
+    measure_worker_cores,
+)
+from zerotop.analysis.findings.support.started_processes import STARTED, find_start_of_processes
 from zerotop.analysis.findings.support.started_threads import ADVICE, find_started_threads
 from zerotop.analysis.findings.support.thresholds import TAKEN_SHARE
 from zerotop.analysis.formatting import Text, format_count
+from zerotop.analysis.hangs.stacks import StackFrame
 from zerotop.recording.samples import read_column
 
 # Major page faults of a rank in a second: each waits for the disk for 0.1 ms at the least. A few always occur.
@@ -42,7 +51,7 @@ _WAITED_SHARE, _COMPUTED_SHARE = 0.75, 0.25
 
 _CORES: Advice = ("Give each rank cores of its own, and as many threads as it has cores.", "{own_cores_fix}")
 _OTHERS: Advice = ("See what runs beside the job: the ranks wait for cores.", "top -b -n 1 -o %CPU | head -20")
-_STARTED = "Start fewer processes there, or run them with os.nice(19) so that the ranks get their cores first."
+_WORKERS: Advice = ("Give the job more cores, or start fewer workers: they take the ranks' cores.", "{fewer_workers_fix}")
 _PAGING: Advice = ("Use less host memory: {less_host_memory}.", "{less_host_memory_fix}")
 _CORE_CLOCK: Advice = ("Check the node's cooling and its CPU frequency governor.", "cpupower frequency-info")
 
@@ -59,20 +68,65 @@ def check_crowding(change: StepChange) -> Cause | None:
         text = f"the rank has {started.after} threads instead of {started.before}, and {after:.1f} of them wait for cores"
         return Cause(text, ADVICE, started.build_fix(change.process, ranks), 0.8, finding="crowded_cores")
     text = f"threads of the rank waited for {after:.1f} cores instead of {before:.1f}"
-    load = measure_change_loads(change)[1]
+    load_before, load = measure_change_loads(change)
     if load is not None and load.is_disturbed:
-        text += f", as other processes used {load.others:.1f} of {load.cores}"
-        return Cause(text, *_OTHERS, 0.7, finding="cores_taken", is_host=True)
+        taker = _find_taker(change, load_before, load)
+        text += f", as {taker.who} used {taker.after:.1f} of {load.cores}"
+        return Cause(text, *taker.advice, 0.7, finding="cores_taken", is_host=True)
     return Cause(text, *_CORES, 0.7, finding="crowded_cores", is_host=True)
 
 
 def measure_change_loads(change: StepChange) -> tuple[CoreLoad | None, CoreLoad | None]:
     """Return the load of the lead's node before and after. If steps are short, samples around them count too."""
-    recording, host, changed_ns = change.process.recording, change.process.host, int(change.after["begin_unix_ns"][0])
-    before_ns = min(int(change.before["begin_unix_ns"][0]), int(change.before["end_unix_ns"][-1]) - _SAMPLED_NS)
+    before, after = (measure_load(change.process.recording, change.process.host, *one) for one in _list_windows(change))
+    return before, after
+
+
+def _list_windows(change: StepChange) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the begin and end of the time before and after a change in which the node's samples count."""
+    changed_ns, until_ns = int(change.after["begin_unix_ns"][0]), int(change.before["end_unix_ns"][-1])
+    before_ns = min(int(change.before["begin_unix_ns"][0]), until_ns - _SAMPLED_NS)
     after_ns = max(int(change.after["end_unix_ns"][-1]), min(change.known_ns, changed_ns + _SAMPLED_NS))
-    before = measure_load(recording, host, before_ns, int(change.before["end_unix_ns"][-1]))
-    return before, measure_load(recording, host, changed_ns, after_ns)
+    return (before_ns, until_ns), (changed_ns, after_ns)
+
+
+class _Taker(NamedTuple):
+    """Processes beside the ranks, and the cores that they used before and after a change."""
+
+    who: str
+    before: float
+    after: float
+    advice: Advice
+
+
+def _find_taker(change: StepChange, before: CoreLoad | None, after: CoreLoad) -> _Taker:
+    """Return whose use of cores rose most: that of the job's own workers, of what it has started, or of others."""
+    processes, windows = change.group.processes_on(change.process.host), _list_windows(change)
+    workers, (children, child_cores) = count_workers(processes, *windows[1]), count_children(processes, *windows[1])
+    totals = before.others if before is not None else 0.0, after.others
+    start = find_start_of_processes(change.process, int(change.after["step"][0]), change.latest_ns)
+    if start is not None and np.isnan(child_cores):
+        return _Taker(f"processes that the job had started at {start.place}", *totals, _advise_fewer(start))
+    own = [measure_worker_cores(processes, *window) for window in windows]
+    started = [float(np.nan_to_num(cores)) for cores in (count_children(processes, *windows[0])[1], child_cores)]
+    own, started = ([min(*both) for both in zip(part, totals, strict=True)] for part in (own, started))
+    strange = [max(0.0, total - sum(parts)) for total, *parts in zip(totals, own, started, strict=True)]
+    place = f" at {start.place}" if start is not None else ""
+    return max(
+        _Taker("other processes", strange[0], strange[1], _OTHERS),
+        _Taker(f"its {format_count(workers, 'DataLoader worker')}", own[0], own[1], _WORKERS),
+        _Taker(
+            f"{format_count(children, 'process')} that the job had started{place}",
+            started[0],
+            started[1],
+            _advise_fewer(start),
+        ),
+        key=lambda taker: taker.after - taker.before,
+    )
+
+
+def _advise_fewer(start: StackFrame | None) -> Advice:
+    return (STARTED, f"{start.file}:{start.line}") if start is not None else (STARTED, _OTHERS[1])
 
 
 def find_shortage(change: StepChange) -> float:
@@ -138,24 +192,21 @@ def check_others(change: StepChange) -> Cause | None:
     if before is None or after is None or _is_new_work(change):
         return None
     risen = (after.others - before.others) / after.cores
-    step = int(change.after["step"][0])
-    start = find_start_of_processes(change.process, step, change.latest_ns) if risen >= TAKEN_SHARE else None
-    who = f"processes that the job had started at {start.place}" if start is not None else "other processes"
-    used = f"{who} used {after.others:.1f} of {format_count(after.cores, 'core')} instead of {before.others:.1f}"
+    taker = _find_taker(change, before, after)
+    used = f"{taker.who} used {taker.after:.1f} of {format_count(after.cores, 'core')} instead of {taker.before:.1f}"
     fewer = f"the ranks got {after.ranks:.2f} cores instead of {before.ranks:.2f}"
     if after.is_starved and risen >= TAKEN_SHARE:
         text = used
     elif after.is_starved and after.ranks <= _LESS_SHARE * before.ranks and after.others >= before.others:
         # More processes share the cores.
-        text = f"{fewer}, as {who} used {after.others:.1f}"
+        text = f"{fewer}, as {taker.who} used {taker.after:.1f}"
     elif after.is_disturbed and not before.is_disturbed and risen > 0 and _is_explained_by_cores(change, before, after):
-        text = f"{fewer}, as {who} used {after.others:.1f} of {after.cores} instead of {before.others:.1f}"
+        text = f"{fewer}, as {taker.who} used {taker.after:.1f} of {after.cores} instead of {taker.before:.1f}"
     elif after.lacks_cores and not before.is_disturbed and risen >= _MOST_TAKEN_SHARE:
         text = used
     else:
         return None
-    advice = _OTHERS if start is None else (_STARTED, f"{start.file}:{start.line}")
-    return Cause(text, *advice, 0.8, finding="cores_taken")
+    return Cause(text, *taker.advice, 0.8, finding="cores_taken")
 
 
 def _is_explained_by_cores(change: StepChange, before: CoreLoad, after: CoreLoad) -> bool:

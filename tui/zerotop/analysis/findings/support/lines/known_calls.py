@@ -13,6 +13,7 @@ class KnownCall(NamedTuple):
     advice: str
     fix: str = "{location}"  # where to change the script, if nothing better can be copied
     waits_for_gpu: bool = False  # the time is the GPU's: whatever it computes takes it
+    waits_for_ranks: bool = False  # the time is that of the other ranks, and of the exchange with them
     is_direct: bool = False  # only where the line itself calls it: what it means within others is unknown
     title: str = ""  # how a sentence names it, where its functions are of no use to a reader
 
@@ -36,6 +37,19 @@ COMPILE = KnownCall(
     " all shapes; or pad batches to a few lengths.",
     RECOMPILES,
     title="torch.compile, which compiles again",
+)
+
+_NAMES = (
+    *("all_reduce", "reduce", "broadcast", "broadcast_object_list", "all_gather", "all_gather_into_tensor", "gather"),
+    *("all_gather_object", "gather_object", "scatter", "scatter_object_list", "reduce_scatter", "reduce_scatter_tensor"),
+    *("all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_reduce_coalesced"),
+)
+# Of tensors on the CPU: those on a GPU are exchanged while the host goes on.
+_COLLECTIVE = KnownCall(
+    tuple(f"torch.distributed.{name}" for name in _NAMES),
+    "See which rank is late at {location}, as the others wait for it; else exchange less often, or in fewer and larger"
+    " tensors.",
+    waits_for_ranks=True,
 )
 
 _CALLS = (
@@ -122,10 +136,14 @@ _CALLS = (
 )
 
 
-def find_known_call(callees: Sequence[str]) -> KnownCall | None:
-    """Return the first known call among the functions called from a line, outermost first."""
+def find_known_call(callees: Sequence[str], *, is_on_gpu: bool = True) -> KnownCall | None:
+    """Return the first known call among the functions called from a line, outermost first.
+
+    ``is_on_gpu``: whether the process trains on a GPU. Elsewhere a collective returns once the ranks have exchanged data.
+    """
+    calls = _CALLS if is_on_gpu else (_COLLECTIVE, *_CALLS)
     for depth, name in enumerate(callees):
-        for known in _CALLS:
+        for known in calls:
             if not (known.is_direct and depth) and any(
                 name == one or (one.endswith(".") and name.startswith(one)) for one in known.names
             ):

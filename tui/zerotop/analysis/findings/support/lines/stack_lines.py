@@ -101,11 +101,12 @@ class StackLine(CodeLine):
     share: float  # of all samples of the place
     is_gpu_idle: bool = False  # whether the GPU is known to have had nothing to do meanwhile
     is_new: bool = False  # whether it hardly took time before
+    is_on_gpu: bool = True  # whether its process trains on a GPU
 
     @property
     def known_call(self) -> KnownCall | None:
         """The known call in the line, if there is one."""
-        return find_known_call(self.callees)
+        return find_known_call(self.callees, is_on_gpu=self.is_on_gpu)
 
     @property
     def called(self) -> str:
@@ -113,6 +114,8 @@ class StackLine(CodeLine):
         known, first = self.known_call, super(StackLine, self).called
         if known is None or known.title:
             return first if known is None else known.title
+        if known.waits_for_ranks:
+            return f"{next(name for name in self.callees if name in known.names)}, which waits for the other ranks"
         if known.waits_for_gpu:
             return self.callees[-1] if self.is_gpu_idle else f"{self.callees[-1]}, which waits for the GPU"
         called = next(name for name in self.callees if find_known_call([name]) is known)
@@ -194,7 +197,9 @@ def _find_most(delay: Delay, why: str, known_ns: int) -> StackLine | None:
     if samples[key[0], key[2]] < _FEWEST_SAMPLES and slow[key] < _LINE_SHARE * (delay.end_ns - delay.begin_ns) / 1e9:
         return None  # it may have been there by chance
     beneath = max(callees[key], key=lambda names: callees[key][names])
-    return StackLine(*key, beneath, weight, weight / total, delay.is_gpu_idle) if weight >= _LINE_SHARE * total else None
+    if weight < _LINE_SHARE * total:
+        return None
+    return StackLine(*key, beneath, weight, weight / total, delay.is_gpu_idle, is_on_gpu=process.is_on_gpu)
 
 
 def find_new(delay: Delay, known_ns: int, *, is_alone: bool = False) -> StackLine | None:
@@ -301,7 +306,9 @@ def find_line_below(delay: Delay, entries: Container[tuple[str, int]], *, why: s
     chosen = max(shared, key=len) if shared else max(first, key=lambda path: seconds[path])
     each = callees.get(chosen, {})
     calls = max(each, key=lambda names: each[names]) if sum(each.values()) >= _SHARED_SHARE * seconds[chosen] else ()
-    return StackLine(*chosen[-1], calls, seconds[chosen], seconds[chosen] / total, delay.is_gpu_idle)
+    return StackLine(
+        *chosen[-1], calls, seconds[chosen], seconds[chosen] / total, delay.is_gpu_idle, is_on_gpu=delay.process.is_on_gpu
+    )
 
 
 def _read_paths(
@@ -332,7 +339,7 @@ def _takes_time(process: Process, found: OwnFrame, where: str) -> bool:
 
 def _awaits_no_gpu(process: Process, callees: Sequence[str]) -> bool:
     """Whether the functions wait for a GPU, but there is none. They then only show because they release Python's lock."""
-    known = find_known_call(callees)
+    known = find_known_call(callees, is_on_gpu=process.is_on_gpu)
     return known is not None and known.waits_for_gpu and not process.is_on_gpu
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zerotop.analysis.code_line import CodeLine
 from zerotop.analysis.findings.support.evidence import Process
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
+from zerotop.analysis.formatting import Text, join_words
 from zerotop.analysis.memory.block_lines import Look, read_look
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
@@ -20,6 +21,9 @@ _PATIENCE_NS = 10_000_000_000
 _NOTABLE_SHARE = 0.1
 # Lines whose blocks have become larger alike: how many, by how much they differ, and their share of what all lines grew by.
 _LEAST_ALIKE, _SCALE_SHARE, _SCALED_SHARE = 2, 0.1, 0.7
+# A line whose largest block is so many times as large as before allocates other sizes. So many of these are named, if
+# their blocks have this share of the largest one's size.
+_LARGER_TIMES, _MOST_LARGER, _LARGE_SHARE = 1.2, 3, 0.5
 # A column of the allocator's table that is as old as the looks.
 _AS_OLD_AS_LOOKS = "device_allocs"
 
@@ -95,6 +99,21 @@ def find_scale(look: Look, before: Look) -> float | None:
     alike = [size for scale, size in scales if abs(scale - usual) <= _SCALE_SHARE * usual]
     explains = sum(alike) >= _SCALED_SHARE * max(sum(grown.values()), 1)
     return usual if usual >= 1 + _SCALE_SHARE and len(alike) >= _LEAST_ALIKE and explains else None
+
+
+def describe_larger(look: Look, before: Look) -> Text | None:
+    """Return a sentence about the lines whose largest block is larger than in an earlier look; None without any."""
+    now, then = ({place: max(_count_by_size(one, place)) for place in _sum_by_place(one)} for one in (look, before))
+    larger = [place for place, size in now.items() if size > _LARGER_TIMES * then.get(place, 0)]
+    least = _LARGE_SHARE * max((now[place] for place in larger), default=0)
+    if not larger or least < _NOTABLE_SHARE * _LARGE_SHARE * (look.whole_bytes - look.before_bytes):
+        return None
+    places = sorted((place for place in larger if now[place] >= least), key=lambda place: now[place], reverse=True)
+    values: dict[str, Any] = {"now": look.first_step, "then": before.first_step}
+    for number, place in enumerate(places[:_MOST_LARGER]):
+        values |= {f"size{number}": now[place], f"line{number}": place}
+    parts = [f"{{line{number}}} ({{size{number}:size}})" for number in range(len(places[:_MOST_LARGER]))]
+    return Text(f"In step {{now}}, larger blocks than in step {{then}} are allocated at {join_words(parts)}.", values)
 
 
 def _find_counts(look: Look, before: Look, place: str) -> tuple[int, int] | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from zerotop.analysis.findings.support.evidence import Process
 from zerotop.analysis.formatting import Text
+from zerotop.analysis.memory.block_lines import Look
 from zerotop.analysis.memory.tensor_inventory import BEFORE_BACKWARD, read_held
 from zerotop_probe.recording.events import Tensors
 
@@ -27,6 +28,7 @@ class SquareBlocks(NamedTuple):
     rows: int
     item_bytes: int
     column: str  # the only known variable of [rows, 1]; empty without one
+    place: str | None = None  # the only line that is known to allocate such blocks
 
     @property
     def text(self) -> Text:
@@ -41,15 +43,22 @@ class SquareBlocks(NamedTuple):
     def advice(self) -> Text:
         """What may have made them, and what to do then."""
         template = (
-            "See whether a tensor of {rows:,.0f} elements is combined with one of {rows:,.0f} x 1, as in a loss: the result"
-            " has {rows:,.0f} x {rows:,.0f}. Give both the same shape."
+            "See[ at {place}] whether a tensor of {rows:,.0f} elements is combined with one of {rows:,.0f} x 1, as in a"
+            " loss: the result has {rows:,.0f} x {rows:,.0f}. Give both the same shape."
         )
         return Text(template, self._asdict())
 
     @property
     def fix(self) -> str:
-        """The variable in the shape of the other one; empty if it is not known."""
-        return f"{self.column}.squeeze(1)" if self.column else ""
+        """The variable in the shape of the other one, or the line to change; empty if neither is known."""
+        return f"{self.column}.squeeze(1)" if self.column else self.place or ""
+
+    def find_line(self, look: Look | None) -> SquareBlocks:
+        """Return the same with the line that allocates them, if a look since the rise shows only one."""
+        size = self.rows**2 * self.item_bytes
+        blocks = look.blocks if look is not None else ()
+        places = {one.place for one in blocks if one.line is not None and any(each == size for each, _ in one.sizes)}
+        return self._replace(place=places.pop()) if len(places) == 1 else self
 
 
 def find_square_blocks(process: Process, before_ns: int, step: Any, grown: float) -> SquareBlocks | None:
