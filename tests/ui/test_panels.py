@@ -62,6 +62,28 @@ def test_header() -> None:
     assert read_texts(draw_header(view, BADGE, 40, 1, BLOCKS)) == [" 13/14 steps  1.64 s/it  ETA 2 s  LIVE  "]
 
 
+def test_a_long_model_is_shortened_before_the_batch_is_left_out() -> None:
+    view = view_at("story", 64.0)
+    paused: Row = ((" ▮▮ PAUSED ", "badge-past"),)
+    assert read_texts(draw_header(view, paused, 80, 2, BLOCKS))[0] == (
+        " story  LlamaForCau… 8.03B  ZeRO-2  optimizer→CPU  fp16  mb2 ga1 ×4  ▮▮ PAUSED  "
+    )
+    parts = replace(view.job.engine, model="Embedding + LayerNorm + Attention + Experts", offload_optimizer="none")
+    view = replace(view, job=replace(view.job, engine=parts))
+    assert read_texts(draw_header(view, BADGE, 80, 2, BLOCKS))[0] == (
+        " story  Embedding + LayerNorm +… 8.03B  ZeRO-2  fp16  mb2 ga1 ×4          LIVE  "
+    )
+
+
+def test_low_panels_keep_the_step_of_their_figures_and_a_chart() -> None:
+    view = view_at("story", 64.0)
+    legend = [row[-19:] for row in read_texts(draw_iteration(view, 50, 5, BLOCKS))[1:]]
+    assert legend[0].split() == ["step", "12", "2.67"]
+    assert [row.split()[1] for row in legend[1:3]] == ["step", "backward"]  # the longest ones
+    memory = read_texts(draw_memory(view, 50, 1 + len(view.gpus) + len(view.hosts) + 3, BLOCKS))
+    assert [row.strip()[:1] for row in memory[-3:]] == ["5", "│", "└"], memory
+
+
 def test_the_share_of_the_peak_is_seen_where_there_is_room() -> None:
     view = view_at("story", 64.0)
     assert "MFU 3.0 %" in read_texts(draw_header(view, BADGE, 160, 2, BLOCKS))[1].replace("   ", " ")
