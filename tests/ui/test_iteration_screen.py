@@ -517,6 +517,12 @@ async def test_steps_that_were_only_counted_have_one_number() -> None:
         assert "counted" in text
 
 
+async def test_the_steps_left_out_are_told_once() -> None:
+    async with open_app(recordings.open_recording("hand-rank0"), size=(200, 50)) as seen:
+        assert seen.read_text().count("excluded: 101 only counted, 50 outliers") == 1
+        assert "Samples" in seen.read_text()
+
+
 async def test_a_gpu_that_a_thread_keeps_waiting_is_not_said_to_wait_for_launches() -> None:
     """It is busy for 0.03 % of the time, which NVML's whole per cent do not resolve."""
     async with open_app(recordings.open_recording("hand-threads"), size=(120, 50)) as seen:
