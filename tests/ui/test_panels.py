@@ -355,8 +355,30 @@ def test_output_is_literal_and_scrolls() -> None:
     title = read_texts(draw_output(Pane(lines, 19, has_newer=True), 60, 3, BLOCKS))[0]
     assert title.startswith("Output more than 19 newer below, this is the beginning ──")
     assert read_texts(draw_output(Pane(lines), 12, 1, ASCII)) == ["> [red]?[31."[:10] + ".."]
-    assert [count_visible_lines(height) for height in (1, 2, 3, 10)] == [1, 2, 2, 9]
+    assert [count_visible_lines(Pane(lines), 80, height) for height in (1, 2, 3, 10)] == [1, 2, 2, 9]
     assert read_texts(draw_output(Pane(()), 24, 3, BLOCKS, empty_text="No output yet"))[1].strip() == "No output yet"
+
+
+def test_short_lines_of_output_take_two_columns_of_a_wide_screen() -> None:
+    lines = tuple(f"step {number} loss 2.5" for number in range(9))
+    rows = read_texts(draw_output(Pane(lines), 160, 4, BLOCKS))
+    assert [row.split() for row in rows[1:]] == [
+        ["step", str(left), "loss", "2.5", "│", "step", str(left + 3), "loss", "2.5"] for left in (3, 4, 5)
+    ]
+    back = read_texts(draw_output(Pane(lines, 3), 160, 4, BLOCKS))
+    assert "3 newer below, this is the beginning" in back[0]
+    assert [row.split()[1] for row in back[1:]] == ["0", "1", "2"]
+    few = read_texts(draw_output(Pane(lines[:5]), 160, 7, BLOCKS))
+    assert [row.strip() for row in few[1:]] == [*lines[:5], ""]
+    odd = read_texts(draw_output(Pane(lines[:5]), 160, 4, BLOCKS))
+    assert [row.split("│")[0].split()[1] for row in odd[1:]] == ["0", "1", "2"]
+    for others in (
+        Pane((*lines[:5], "x" * 90, *lines)),
+        Pane((*lines, "x" * 90), 1),
+        Pane(("\t" * 11, *lines)),
+    ):  # as wide as they are
+        assert not any("│" in row for row in read_texts(draw_output(others, 160, 4, BLOCKS)))
+    assert not any("│" in row for row in read_texts(draw_output(Pane(lines), 120, 4, BLOCKS)))
 
 
 def test_an_alert_is_shown_in_full() -> None:
