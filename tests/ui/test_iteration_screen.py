@@ -563,18 +563,37 @@ async def test_the_rank_that_the_others_wait_for_is_shown_first() -> None:
         await wait_until(seen.pilot, lambda: "· 2 ranks ─" in seen.read_text())
 
 
+@pytest.mark.parametrize(("name", "step"), [("story", 2), ("story", 9), ("gpu-gpt2", 1), ("gpu-gpt2", 9), ("gpu-gpt2", 12)])
+def test_neither_the_header_nor_the_folded_iteration_holds_the_first_step(name: str, step: int) -> None:
+    source = RecordingSource(recordings.open_recording(name))
+    viewer = Viewer(source, None, lambda: 0.0)
+    viewer.make_frame()
+    viewer.go_to_step(step)
+    frame, folding = viewer.make_frame(), FoldModel(source)
+    folding.find_shown(frame)
+    folding.finish_work()
+    shown = folding.find_shown(frame)
+    assert shown is not None
+    assert shown.fold.first_step > 0
+    assert shown.pace == ""
+    assert frame.view.progress.recent_iterations == min(10, step)
+    assert frame.view.progress.iteration_s == pytest.approx(shown.fold.iteration_s, rel=0.05)
+
+
 @pytest.mark.parametrize(
-    ("pace_s", "is_over", "text"),
+    ("pace_s", "recent", "is_over", "text"),
     [
-        (2.5, False, ""),
-        (math.nan, False, ""),
-        (1.2, False, "Phases: of steps 11 to 13, which took 2.68 s; the mean of the last ten is 1.20 s"),
-        (4.0, True, "Phases: of steps 11 to 13, which took 2.68 s; the median is 4.00 s"),
+        (2.5, 10, False, ""),
+        (math.nan, 10, False, ""),
+        (1.2, 10, False, "Phases: of steps 11 to 13, which took 2.68 s; the mean of the last 10 is 1.20 s"),
+        (1.2, 3, False, "Phases: of steps 11 to 13, which took 2.68 s; the mean of the last 3 is 1.20 s"),
+        (5.2, 1, False, "Phases: of steps 11 to 13, which took 2.68 s; the last took 5.20 s"),
+        (4.0, 10, True, "Phases: of steps 11 to 13, which took 2.68 s; the median is 4.00 s"),
     ],
 )
-def test_figures_of_another_pace_than_the_headers_say_so(pace_s: float, is_over: bool, text: str) -> None:
+def test_figures_of_another_pace_than_the_headers_say_so(pace_s: float, recent: int, is_over: bool, text: str) -> None:
     fold = fold_of("story")
-    assert describe_pace(fold, pace_s, is_over=is_over) == text
+    assert describe_pace(fold, pace_s, recent, is_over=is_over) == text
     shown = ShownWaveform(fold, pace=text)
     rows = [row_text(row) for row in draw_waveform(shown, 114, 20, BLOCKS, GrowingScales())]
     assert len(rows) == 20

@@ -69,7 +69,7 @@ class FoldModel:
             self._last_shown = None
             return None
         pinned = self.pinned if self.pinned is not None and self.pinned.fold is not fold else None
-        is_over = frame.view.job.state.is_over
+        is_over, progress = frame.view.job.state.is_over, frame.view.progress
         shown = ShownWaveform(
             fold,
             pinned.fold if pinned else None,
@@ -77,7 +77,7 @@ class FoldModel:
             self.first_lane,
             delay=self._awaited.find(frame).sentence if self.every_rank is not False and fold.world > 1 else "",
             launches=measure_launch_time(fold) if _waits_for_launches(frame) else None,
-            pace=describe_pace(fold, frame.view.progress.iteration_s, is_over=is_over),
+            pace=describe_pace(fold, progress.iteration_s, progress.recent_iterations, is_over=is_over),
         )
         if self._last_shown is None or not _is_same(self._last_shown, shown):
             self._last_shown = shown
