@@ -517,6 +517,12 @@ async def test_steps_that_were_only_counted_have_one_number() -> None:
         assert "counted" in text
 
 
+async def test_the_steps_left_out_are_told_once() -> None:
+    async with open_app(recordings.open_recording("hand-rank0"), size=(200, 50)) as seen:
+        assert seen.read_text().count("excluded: 101 only counted, 50 outliers") == 1
+        assert "Samples" in seen.read_text()
+
+
 async def test_a_gpu_that_a_thread_keeps_waiting_is_not_said_to_wait_for_launches() -> None:
     """It is busy for 0.03 % of the time, which NVML's whole per cent do not resolve."""
     async with open_app(recordings.open_recording("hand-threads"), size=(120, 50)) as seen:
@@ -557,18 +563,37 @@ async def test_the_rank_that_the_others_wait_for_is_shown_first() -> None:
         await wait_until(seen.pilot, lambda: "· 2 ranks ─" in seen.read_text())
 
 
+@pytest.mark.parametrize(("name", "step"), [("story", 2), ("story", 9), ("gpu-gpt2", 1), ("gpu-gpt2", 9), ("gpu-gpt2", 12)])
+def test_neither_the_header_nor_the_folded_iteration_holds_the_first_step(name: str, step: int) -> None:
+    source = RecordingSource(recordings.open_recording(name))
+    viewer = Viewer(source, None, lambda: 0.0)
+    viewer.make_frame()
+    viewer.go_to_step(step)
+    frame, folding = viewer.make_frame(), FoldModel(source)
+    folding.find_shown(frame)
+    folding.finish_work()
+    shown = folding.find_shown(frame)
+    assert shown is not None
+    assert shown.fold.first_step > 0
+    assert shown.pace == ""
+    assert frame.view.progress.recent_iterations == min(10, step)
+    assert frame.view.progress.iteration_s == pytest.approx(shown.fold.iteration_s, rel=0.05)
+
+
 @pytest.mark.parametrize(
-    ("pace_s", "is_over", "text"),
+    ("pace_s", "recent", "is_over", "text"),
     [
-        (2.5, False, ""),
-        (math.nan, False, ""),
-        (1.2, False, "Phases: of steps 11 to 13, which took 2.68 s; the mean of the last ten is 1.20 s"),
-        (4.0, True, "Phases: of steps 11 to 13, which took 2.68 s; the median is 4.00 s"),
+        (2.5, 10, False, ""),
+        (math.nan, 10, False, ""),
+        (1.2, 10, False, "Phases: of steps 11 to 13, which took 2.68 s; the mean of the last 10 is 1.20 s"),
+        (1.2, 3, False, "Phases: of steps 11 to 13, which took 2.68 s; the mean of the last 3 is 1.20 s"),
+        (5.2, 1, False, "Phases: of steps 11 to 13, which took 2.68 s; the last took 5.20 s"),
+        (4.0, 10, True, "Phases: of steps 11 to 13, which took 2.68 s; the median is 4.00 s"),
     ],
 )
-def test_figures_of_another_pace_than_the_headers_say_so(pace_s: float, is_over: bool, text: str) -> None:
+def test_figures_of_another_pace_than_the_headers_say_so(pace_s: float, recent: int, is_over: bool, text: str) -> None:
     fold = fold_of("story")
-    assert describe_pace(fold, pace_s, is_over=is_over) == text
+    assert describe_pace(fold, pace_s, recent, is_over=is_over) == text
     shown = ShownWaveform(fold, pace=text)
     rows = [row_text(row) for row in draw_waveform(shown, 114, 20, BLOCKS, GrowingScales())]
     assert len(rows) == 20

@@ -62,6 +62,28 @@ def test_header() -> None:
     assert read_texts(draw_header(view, BADGE, 40, 1, BLOCKS)) == [" 13/14 steps  1.64 s/it  ETA 2 s  LIVE  "]
 
 
+def test_a_long_model_is_shortened_before_the_batch_is_left_out() -> None:
+    view = view_at("story", 64.0)
+    paused: Row = ((" ▮▮ PAUSED ", "badge-past"),)
+    assert read_texts(draw_header(view, paused, 80, 2, BLOCKS))[0] == (
+        " story  LlamaForCau… 8.03B  ZeRO-2  optimizer→CPU  fp16  mb2 ga1 ×4  ▮▮ PAUSED  "
+    )
+    parts = replace(view.job.engine, model="Embedding + LayerNorm + Attention + Experts", offload_optimizer="none")
+    view = replace(view, job=replace(view.job, engine=parts))
+    assert read_texts(draw_header(view, BADGE, 80, 2, BLOCKS))[0] == (
+        " story  Embedding + LayerNorm +… 8.03B  ZeRO-2  fp16  mb2 ga1 ×4          LIVE  "
+    )
+
+
+def test_low_panels_keep_the_step_of_their_figures_and_a_chart() -> None:
+    view = view_at("story", 64.0)
+    legend = [row[-19:] for row in read_texts(draw_iteration(view, 50, 5, BLOCKS))[1:]]
+    assert legend[0].split() == ["step", "12", "2.67"]
+    assert [row.split()[1] for row in legend[1:3]] == ["step", "backward"]  # the longest ones
+    memory = read_texts(draw_memory(view, 50, 1 + len(view.gpus) + len(view.hosts) + 3, BLOCKS))
+    assert [row.strip()[:1] for row in memory[-3:]] == ["5", "│", "└"], memory
+
+
 def test_the_share_of_the_peak_is_seen_where_there_is_room() -> None:
     view = view_at("story", 64.0)
     assert "MFU 3.0 %" in read_texts(draw_header(view, BADGE, 160, 2, BLOCKS))[1].replace("   ", " ")
@@ -73,7 +95,7 @@ def test_the_share_of_the_peak_is_seen_where_there_is_room() -> None:
 def test_progress_is_seen_without_colours_too() -> None:
     view = view_at("x4-z3", 55.0)
     assert read_texts(draw_header(view, BADGE, 80, 2, ASCII))[1] == (
-        "  6/16 steps  ###......  1.05 s/it  7.77k tok/s  ETA 11 s  elapsed 0:55         "
+        "  6/16 steps  ###......  819 ms/it  10.0k tok/s  ETA 8 s  elapsed 0:55          "
     )
 
 
@@ -333,8 +355,30 @@ def test_output_is_literal_and_scrolls() -> None:
     title = read_texts(draw_output(Pane(lines, 19, has_newer=True), 60, 3, BLOCKS))[0]
     assert title.startswith("Output more than 19 newer below, this is the beginning ──")
     assert read_texts(draw_output(Pane(lines), 12, 1, ASCII)) == ["> [red]?[31."[:10] + ".."]
-    assert [count_visible_lines(height) for height in (1, 2, 3, 10)] == [1, 2, 2, 9]
+    assert [count_visible_lines(Pane(lines), 80, height) for height in (1, 2, 3, 10)] == [1, 2, 2, 9]
     assert read_texts(draw_output(Pane(()), 24, 3, BLOCKS, empty_text="No output yet"))[1].strip() == "No output yet"
+
+
+def test_short_lines_of_output_take_two_columns_of_a_wide_screen() -> None:
+    lines = tuple(f"step {number} loss 2.5" for number in range(9))
+    rows = read_texts(draw_output(Pane(lines), 160, 4, BLOCKS))
+    assert [row.split() for row in rows[1:]] == [
+        ["step", str(left), "loss", "2.5", "│", "step", str(left + 3), "loss", "2.5"] for left in (3, 4, 5)
+    ]
+    back = read_texts(draw_output(Pane(lines, 3), 160, 4, BLOCKS))
+    assert "3 newer below, this is the beginning" in back[0]
+    assert [row.split()[1] for row in back[1:]] == ["0", "1", "2"]
+    few = read_texts(draw_output(Pane(lines[:5]), 160, 7, BLOCKS))
+    assert [row.strip() for row in few[1:]] == [*lines[:5], ""]
+    odd = read_texts(draw_output(Pane(lines[:5]), 160, 4, BLOCKS))
+    assert [row.split("│")[0].split()[1] for row in odd[1:]] == ["0", "1", "2"]
+    for others in (
+        Pane((*lines[:5], "x" * 90, *lines)),
+        Pane((*lines, "x" * 90), 1),
+        Pane(("\t" * 11, *lines)),
+    ):  # as wide as they are
+        assert not any("│" in row for row in read_texts(draw_output(others, 160, 4, BLOCKS)))
+    assert not any("│" in row for row in read_texts(draw_output(Pane(lines), 120, 4, BLOCKS)))
 
 
 def test_an_alert_is_shown_in_full() -> None:

@@ -53,11 +53,11 @@ def test_palettes_stay_different_in_16_colours(theme: Theme, palette: tuple[str,
 
 @pytest.mark.parametrize("system", [ColorSystem.EIGHT_BIT, ColorSystem.STANDARD])
 @pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
-def test_phases_are_seen_where_there_are_fewer_colours(theme: Theme, system: ColorSystem) -> None:
+def test_phases_and_meters_are_seen_where_there_are_fewer_colours(theme: Theme, system: ColorSystem) -> None:
     variables = adapt_theme(theme, {ColorSystem.EIGHT_BIT: "256", ColorSystem.STANDARD: "standard"}[system]).variables
     ground = Color.parse(theme.background or "").downgrade(system).get_truecolor()
-    for phase in PHASES:
-        assert Color.parse(variables[phase]).downgrade(system).get_truecolor() != ground, phase
+    for part in (*PHASES, *PARTS, *LOADS):  # the free part of a meter shows its whole length
+        assert Color.parse(variables[part]).downgrade(system).get_truecolor() != ground, part
 
 
 def test_grounds_of_phases_stay_grey_in_256_colours() -> None:

@@ -57,6 +57,20 @@ async def test_up_and_down_choose_a_rank() -> None:
         assert any(line.lstrip().startswith("›   3") for line in read_rows(app))
 
 
+async def test_it_opens_on_the_rank_that_the_others_wait_for() -> None:
+    app = app_of(open_recording("cpu-straggler"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await open_threads(app, pilot, 1.0)
+        assert "Rank 1" in read_title(app)
+        assert any(line.lstrip().startswith("›   1") for line in read_rows(app))
+        await screen.action_rank(-1)
+        await screen.action_rank(-1)  # before a frame shows the first choice
+        await pilot.pause()
+        assert "Rank 0" in read_title(app)
+        await pilot.press("down")
+        assert "Rank 1" in read_title(app)
+
+
 async def test_threads_of_a_name_are_opened_and_closed() -> None:
     app = app_of(open_recording("story"))
     async with app.run_test(size=(120, 40)) as pilot:

@@ -115,6 +115,18 @@ def test_whatever_sizes_batches_have_a_change_begins_with_a_step_of_the_new_size
             assert rows[measured.get("batch_step", 0)] == measured["micro_batch"] or "batch_step" not in measured
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [48, 17, 17, 38, 16, 52, 18, 37, 53, 20, 48, 68, 34, 20, 36],
+        [60, 16, 40, 40, 40, 60, 60, 16, 24, 40, 40, 60, 16, 60, 40, 60, *[40] * 6, 24, 24],
+        [151, 235, 115, 111, 133, 144, 142, 218],
+    ],
+)
+def test_batches_that_differ_from_step_to_step_have_not_changed(rows: list[int]) -> None:
+    assert "batch_step" not in measure_batch(EngineFacts(make_loop()), make_steps(rows))
+
+
 def test_a_batch_that_a_library_states_and_the_steps_outgrow_is_that_of_the_steps() -> None:
     stated = EngineFacts({"zero_stage": 1, "micro_batch": 4, "gradient_accumulation": 1})
     grown = {"micro_batch": 8, "gradient_accumulation": 1, "batch_step": 20}

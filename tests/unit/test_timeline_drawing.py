@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from recordings import list_recordings, open_searched
-from small_recording import make_identity, make_record, read_recording, write_table
+from small_recording import make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.live_view import JobState
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.viewer import Viewer
@@ -24,7 +25,7 @@ from zerotop.ui.timeline.lanes import LANES, LANES_BY_NAME, MARKS, RIBBONS, SUMM
 from zerotop.ui.timeline.model import PictureBuilder
 from zerotop.ui.timeline.picture import Picture
 from zerotop.ui.timeline.window import TimelineView
-from zerotop_probe.recording.tables import PROCESSES
+from zerotop_probe.recording.tables import BOUNDARY, LOGGED, LOGGED_BITS, PROCESSES, SPANS
 
 S = 10**9
 EVERYTHING = {metric.name for lane in LANES for metric in lane.metrics}
@@ -324,3 +325,27 @@ def test_values_under_the_cursor_keep_their_height() -> None:
     partial = [row for row in rows if without[row][x] in "▁▂▃▄▅▆▇"]
     assert len(partial) >= 3
     assert [with_cursor[row][x] for row in partial] == [without[row][x] for row in partial]
+
+
+@pytest.mark.parametrize(
+    ("losses", "shown"), [((2.5, math.nan), "NaN"), ((math.nan, math.nan), "NaN"), ((2.5, math.inf), "inf"), ((), "")]
+)
+def test_a_logged_value_that_is_not_finite_is_named_as_on_live(
+    losses: tuple[float, ...], shown: str, tmp_path: Path
+) -> None:
+    spans = [make_span(step, step + 0.5, "step", step, BOUNDARY) for step in range(40)]
+    write_table(tmp_path, SPANS, make_identity(0), *spans).close()
+    known = LOGGED_BITS["loss"]
+    logged = [make_record(LOGGED, time_ns=int((at + 1.2) * S), known=known, loss=loss) for at, loss in enumerate(losses)]
+    write_table(tmp_path, LOGGED, make_identity(0), *logged).close()
+    watched = RecordingSource(read_recording(tmp_path))
+    watched.refresh()
+    frame = Viewer(watched, None, lambda: 0.0).make_frame()
+    for column_ns in (S // 10, 8 * S):
+        view = TimelineView()
+        view.set_column_ns(column_ns)
+        rows = draw_timeline(PictureBuilder(watched, view).build_picture(frame, 40, 20), 66, 20, BLOCKS)
+        left = next((row_text(row)[: chart_begin(66)] for row in rows if row_text(row).startswith("loss")), "")
+        assert (shown in left.split()) == bool(left)
+        assert left.startswith(f"loss at {len(losses)} " if shown else ""), left
+        assert any(style == "alert" and text.strip() == shown for row in rows for text, style in row) == bool(shown)

@@ -261,7 +261,10 @@ def _find_last_batch(known: NDArray[Any], last_step: int) -> tuple[int, int]:
 
 
 def _find_last_change(steps: NDArray[Any], rows: int, count: int) -> int:
-    """Return the index of the first step since most of some consecutive ones last had another batch; 0 if none is known."""
+    """Return the index of the first step since most of some consecutive ones last had another batch; 0 if none is known.
+
+    Batches that differ from step to step, most of the last ones before it from each other, have not changed.
+    """
     is_other = (steps["rows"] != rows) | (steps["micro_steps"] != count)
     others = np.concatenate([[0], np.cumsum(is_other)])
     length = min(_BATCH_STEPS, len(steps))
@@ -272,6 +275,8 @@ def _find_last_change(steps: NDArray[Any], rows: int, count: int) -> int:
     old_rows, old_count = _find_usual_batch(before[-length:])
     is_old = (steps["rows"] == old_rows) & (steps["micro_steps"] == old_count)
     begin = int(np.flatnonzero(is_old[: ends[-1]])[-1]) + 1
+    if 2 * np.count_nonzero(is_old[max(0, begin - length) : begin]) <= min(length, begin):
+        return 0
     since = np.flatnonzero(~is_other[begin:])
     return begin + int(since[0]) if len(since) else 0
 

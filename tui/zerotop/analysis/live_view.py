@@ -60,7 +60,9 @@ class Progress:
     step: int | None  # last finished optimizer step of the slowest rank, counted from 0
     total_steps: int | None
     skipped_steps: int
-    iteration_s: float  # mean of the last ten iterations; of a job that is over the median of all without skipped steps
+    # Mean of the last ten iterations, the first of all left out; of a job that is over the median of all but skipped ones.
+    iteration_s: float
+    recent_iterations: int  # of which it is the mean while the job runs: up to ten
     tokens_per_s: float  # mean over the same iterations, of all ranks together
     eta_s: float
     elapsed_s: float  # from launch to the cursor or to the job's end

@@ -239,13 +239,12 @@ class Lanes:
         self._note_recorded(self._names, table)
         return {name: values for name, values in _split_values(self._names, table).items() if name in self._recorded_names}
 
-    def read_moment(self, unix_ns: int, logged_ns: int) -> dict[str, ColumnValues]:
-        """Return the values in the columns of MOMENT_NS that cover FRESH_NS before a moment; logged ones before another."""
-        key = unix_ns, logged_ns, self.count_records()
+    def read_moment(self, unix_ns: int) -> dict[str, ColumnValues]:
+        """Return the values in the columns of MOMENT_NS that cover FRESH_NS before a moment."""
+        key = unix_ns, self.count_records()
         if self._moment[0] != key:
-            ends = [logged_ns if isinstance(one, metrics.LoggedColumns) else unix_ns for one in self.column_sources]
-            edges = np.array(ends)[:, None] + np.arange(-FRESH_NS, 1, MOMENT_NS)
-            tables = [one.read_moment(each) for one, each in zip(self.column_sources, edges, strict=True)]
+            edges = unix_ns + np.arange(-FRESH_NS, 1, MOMENT_NS)
+            tables = [one.read_moment(edges) for one in self.column_sources]
             self._moment = key, _split_values(self._names, np.concatenate(tables, axis=1))
         return self._moment[1]
 

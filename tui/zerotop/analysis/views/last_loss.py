@@ -1,6 +1,8 @@
-"""The loss that a training logged last, and its trend."""
+"""The values that a training logged last, and the trend of its loss."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +12,13 @@ from zerotop.recording.reader import Recording
 from zerotop.recording.samples import Rows
 
 _TREND_PARTS = 12
+
+
+class LastLogged(NamedTuple):
+    """The last logged value of a name."""
+
+    value: float  # may be NaN or infinite
+    step: int | None  # None where it is not known
 
 
 def read_last_loss(recording: Recording, rows: Rows, cursor_ns: int) -> LastLoss | None:
@@ -28,11 +37,14 @@ def read_last_loss(recording: Recording, rows: Rows, cursor_ns: int) -> LastLoss
     return LastLoss(float(series.values[-1]), step, tuple(trend.tolist()))
 
 
-def read_logged_steps(recording: Recording, rows: Rows, cursor_ns: int) -> dict[str, int]:
-    """Return the steps of the last logged values at a moment, by name, as far as they are known; see ``read_last_loss``."""
+def read_last_logged(recording: Recording, rows: Rows, cursor_ns: int) -> dict[str, LastLogged]:
+    """Return the last logged values at a moment, by name; see ``read_last_loss``."""
     series = {name: values.until(cursor_ns) for name, values in read_logged(recording).items()}
-    steps = {name: _find_last_step(rows, values) for name, values in series.items() if len(values.times)}
-    return {name: step for name, step in steps.items() if step is not None}
+    return {
+        name: LastLogged(float(values.values[-1]), _find_last_step(rows, values))
+        for name, values in series.items()
+        if len(values.times)
+    }
 
 
 def _find_last_step(rows: Rows, series: LoggedSeries) -> int | None:

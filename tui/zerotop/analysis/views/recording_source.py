@@ -287,7 +287,9 @@ class RecordingSource:
     def _measure_progress(self, cursor: int, count: int, job: Job) -> Progress:
         rows, counts = self._iterations.rows[:count], self._iterations.token_counts[:count]
         is_over = job.state.is_over
-        recent, near = slice(-_RATE_STEPS, None), slice(None if is_over else -_NEAR_STEPS, None)
+        near = slice(None if is_over else -_NEAR_STEPS, None)
+        # Without the first iteration, in which the training starts up, once there are others.
+        recent = slice(-max(1, min(_RATE_STEPS, len(rows) - 1)), None)
         seconds = measure_iteration(rows) if is_over else measure_mean(rows[recent])
         planned = self.recording.events_of(TotalSteps, cursor)
         total = int(planned[-1].steps) if planned else None
@@ -299,6 +301,7 @@ class RecordingSource:
             total_steps=total,
             skipped_steps=int(rows["steps"][rows["skipped"]].sum()) + self._count_skipped_on_gpu(cursor),
             iteration_s=seconds,
+            recent_iterations=len(rows[recent]),
             tokens_per_s=measure_token_rate(rows[near], counts[near], None if is_over else recent),
             eta_s=math.nan if is_over else left * seconds,
             elapsed_s=max(0.0, ((ended[-1].unix_ns if ended else cursor) - self.begin_ns) / 1e9),

@@ -39,9 +39,9 @@ class NavigationApp(Monitor):
         if number <= len(TABS):
             self.action_switch(TABS[number - 1].name)
 
-    def action_choose_rank(self, number: int) -> None:
-        """Choose the rank ``number`` places further on."""
-        self.viewer.choose_rank(number)
+    def action_choose_rank(self, number: int, shown: int | None = None) -> None:
+        """Choose the rank ``number`` places further on: from the chosen one, else from the one that is shown."""
+        self.viewer.choose_rank(number, shown)
         self.draw_frame()
 
     def action_set_rank(self, rank: int) -> None:

@@ -105,12 +105,16 @@ class Viewer:
 
     # Ranks
 
-    def choose_rank(self, number: int) -> None:
-        """Choose the rank ``number`` places further on; the choice stays within the ranks there are."""
+    def choose_rank(self, number: int, shown: int | None = None) -> None:
+        """Choose the rank ``number`` places further on; the choice stays within the ranks there are.
+
+        ``shown``: the rank to count from before one is chosen; None: the first one.
+        """
         if self._last_frame is None:
             return
         view = self._last_frame.view
-        ranks, shown = sorted(rank.rank for rank in view.ranks), find_shown_rank(view, self._rank)
+        ranks = sorted(rank.rank for rank in view.ranks)
+        shown = find_shown_rank(view, shown if self._rank is None else self._rank)
         if shown in ranks:  # before the first sample there are none, and the choice stands
             self._rank = ranks[max(0, min(len(ranks) - 1, ranks.index(shown) + number))]
 

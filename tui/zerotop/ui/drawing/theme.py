@@ -184,10 +184,21 @@ _FEWER_COLOURS = {
     },
     (DARK_NAME, "standard"): {
         "primary": "#55ffff",
+        "free": "#555555",
+        "load-others": "#00aa00",
+        "memory-buffers": "#00aa00",
         "phase-unknown": "#aa00aa",
         **dict.fromkeys(_TINTS, "#000000"),
     },
-    (LIGHT_NAME, "standard"): {"primary": "#0000aa", "warning": "#aa00aa", "phase-unknown": "#ff55ff"},
+    (LIGHT_NAME, "standard"): {
+        "primary": "#0000aa",
+        "warning": "#aa00aa",
+        "free": "#aaaaaa",
+        "load-others": "#55ffff",
+        "memory-gradients": "#55ff55",
+        "memory-reserved": "#ff55ff",
+        "phase-unknown": "#ff55ff",
+    },
 }
 
 

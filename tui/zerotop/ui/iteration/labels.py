@@ -119,12 +119,19 @@ def describe_ranks(fold: WaveformFold) -> str:
     return f"{len(fold.ranks)} of {fold.world} ranks"
 
 
-def describe_pace(fold: WaveformFold, pace_s: float, *, is_over: bool) -> str:
-    """Return which steps the figures are of, where the header's pace is another one; "" where it is theirs."""
+def describe_pace(fold: WaveformFold, pace_s: float, recent: int, *, is_over: bool) -> str:
+    """Return which steps the figures are of, where the header's pace is another one; "" where it is theirs.
+
+    ``recent``: the iterations of which a running job's pace is the mean.
+    """
     if not abs(fold.iteration_s / pace_s - 1) > OTHER_PACE:  # no NaN
         return ""
     folded, pace = format_duration(fold.iteration_s), format_duration(pace_s)
-    present = f"the median is {pace}" if is_over else f"the mean of the last ten is {pace}"
+    present = (
+        f"the median is {pace}"
+        if is_over
+        else f"{'the last took' if recent == 1 else f'the mean of the last {recent} is'} {pace}"
+    )
     kind, is_one = "skipped " if fold.skipped else "", fold.first_step == fold.last_step
     steps = f"step {fold.first_step}" if is_one else f"steps {fold.first_step} to {fold.last_step}"
     return f"Phases: of {kind}{steps}, which took {folded}; {present}"

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zerotop.analysis.findings.support.thresholds import RECENT_STEPS
-from zerotop.analysis.ranks.delays import list_delays
-from zerotop.analysis.ranks.matrix import RankMatrices
-from zerotop.analysis.ranks.outliers import find_skew
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.fold_cache import SIZES, WaveformCache, choose_next_size
@@ -17,7 +13,7 @@ from zerotop.ui.charts import GrowingScales
 from zerotop.ui.iteration.drawing import ShownWaveform
 from zerotop.ui.iteration.labels import describe_pace
 from zerotop.ui.iteration.lanes import LANES, choose_curves
-from zerotop.ui.ranks.labels import describe_skew
+from zerotop.ui.ranks.awaited_rank import AwaitedRankFinder
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +35,7 @@ class FoldModel:
         self.first_lane = LANES[0].id
         self.pinned: PinnedFold | None = None
         self.scales = GrowingScales()
-        self._matrices = RankMatrices()
-        self._odd: tuple[object, tuple[int | None, str]] = None, (None, "")  # with what it is of
+        self._awaited = AwaitedRankFinder(source)
         self._last_fold: WaveformFold | None = None
         self._last_shown: ShownWaveform | None = None
         self._shown_frame: Frame | None = None
@@ -49,7 +44,7 @@ class FoldModel:
     def fold_at(self, frame: Frame) -> WaveformFold | None:
         """Return the fold to show; the same object while nothing changed, the previous one while another is due."""
         following = frame.moment.is_live and frame.moment.is_following
-        rank = self._find_odd(frame)[0] if self.every_rank is None else None if self.every_rank else frame.rank
+        rank = self._awaited.find(frame).rank if self.every_rank is None else None if self.every_rank else frame.rank
         fold = self.waveforms.find_fold(frame.view.cursor_ns, rank, self.wanted_count, hurry=not following)
         return self._last_fold if self.is_busy else fold
 
@@ -74,38 +69,19 @@ class FoldModel:
             self._last_shown = None
             return None
         pinned = self.pinned if self.pinned is not None and self.pinned.fold is not fold else None
-        is_over = frame.view.job.state.is_over
+        is_over, progress = frame.view.job.state.is_over, frame.view.progress
         shown = ShownWaveform(
             fold,
             pinned.fold if pinned else None,
             pinned.name if pinned else "",
             self.first_lane,
-            delay=self._find_odd(frame)[1] if self.every_rank is not False and fold.world > 1 else "",
+            delay=self._awaited.find(frame).sentence if self.every_rank is not False and fold.world > 1 else "",
             launches=measure_launch_time(fold) if _waits_for_launches(frame) else None,
-            pace=describe_pace(fold, frame.view.progress.iteration_s, is_over=is_over),
+            pace=describe_pace(fold, progress.iteration_s, progress.recent_iterations, is_over=is_over),
         )
         if self._last_shown is None or not _is_same(self._last_shown, shown):
             self._last_shown = shown
         return self._last_shown
-
-    def _find_odd(self, frame: Frame) -> tuple[int | None, str]:
-        """Return the rank that the others wait for and a sentence with its phase: a mean over all ranks would hide both."""
-        world = len({process.source.rank for process in self.source.rank_steps})
-        delays = list_delays(frame.findings, world) if world > 1 else ()
-        key = frame.view.progress.step, world, delays
-        if self._odd[0] != key:
-            matrix = self._matrices.matrix_at(
-                self.source.rank_steps,
-                frame.view.cursor_ns,
-                RECENT_STEPS,
-                meets_in_forward=frame.view.job.engine.gathers_parameters,
-                delays=delays,
-            )
-            skew = find_skew(matrix) if world > 1 else None
-            rank = None if skew is None else int(matrix.rank_numbers[skew.row])
-            _, text, is_delay = describe_skew(skew, rank, world)
-            self._odd = key, (rank if is_delay else None, text if is_delay else "")
-        return self._odd[1]
 
     def change_count(self, direction: int) -> str:
         """Fold more iterations or fewer. Returns a sentence if that is not possible."""

@@ -13,7 +13,6 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style, phase_word
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
-from zerotop.ui.iteration.labels import describe_left_out
 from zerotop.ui.iteration.lanes import SignalLane, choose_lanes
 
 # A curve says nothing about phases shorter than this share of an iteration.
@@ -36,14 +35,12 @@ def draw_samples(fold: WaveformFold, width: int, height: int, glyphs: Glyphs, *,
     columns = place_columns(_build_columns(glyphs), width)
     rows = [draw_rule(panel_title("Samples", focused), width, glyphs, columns)]
     rows += [columns.draw_row(line, width, glyphs) for line in _build_lines(fold)]
-    if text := describe_left_out(fold):
-        rows += [(), ((text, "muted"),)]
     return fit_height([fit_row(row, width, glyphs) for row in rows], width, height, glyphs)
 
 
 def count_sample_rows(fold: WaveformFold) -> int:
     """Return the rows that the whole panel needs."""
-    return 1 + len(_build_lines(fold)) + (2 if fold.left_out else 0)
+    return 1 + len(_build_lines(fold))
 
 
 def _build_lines(fold: WaveformFold) -> list[_SampleLine]:

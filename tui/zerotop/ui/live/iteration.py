@@ -198,11 +198,11 @@ def _draw_legend(view: LiveView, pointed: int | None, scale: Scale, width: int, 
     iteration_s = float(iterations.iteration_s[place])
     decimals = _choose_decimals(iteration_s, scale)
     rows: list[Row] = []
-    if height > len(names):
+    if height > 1:
         heading = f"step {int(iterations.step[place])}"
         figure = format_fixed(iteration_s * scale.factor, decimals, 6)
         rows.append(((heading.ljust(width - 6), "heading"), (figure, "value")))
-    for name in _choose_longest(names, last, height):
+    for name in _choose_longest(names, last, height - len(rows)):
         style, figure = phase_style(name), format_fixed(last.get(name, math.nan) * scale.factor, decimals, 6)
         rows.append(((f"{glyphs.find_sample(style)} ", style), (words[name].ljust(width - 8), "text"), (figure, "value")))
     is_counted = "unknown" not in names and bool((iterations.phase_s.get("unknown", np.empty(0)) > 0).any())

@@ -12,7 +12,7 @@ from zerotop.analysis.live_view import LiveView
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.clipboard import format_iterations
 from zerotop.ui.base.findings import find_step_marks
-from zerotop.ui.base.frame import Frame
+from zerotop.ui.base.frame import Frame, Pane
 from zerotop.ui.base.frame_widget import FindingChosen, FrameWidget
 from zerotop.ui.base.pointed_panel import MousePanel, PointedPanel
 from zerotop.ui.drawing.labels import describe_no_output
@@ -139,11 +139,15 @@ class Output(Scrollable, FrameWidget, can_focus=True):
 
     def scroll_lines(self, lines: int) -> None:
         """Request older lines (positive) or newer ones."""
-        self.post_message(self.Scrolled(lines, count_visible_lines(self.size.height)))
+        self.post_message(self.Scrolled(lines, self._count_lines()))
 
     def scroll_pages(self, pages: int) -> None:
         """Request older or newer pages, which overlap by one line."""
-        self.scroll_lines(pages * max(1, count_visible_lines(self.size.height) - 1))
+        self.scroll_lines(pages * max(1, self._count_lines() - 1))
+
+    def _count_lines(self) -> int:
+        pane = Pane(()) if self.frame is None else self.frame.output
+        return count_visible_lines(pane, self.size.width, self.size.height)
 
     def scroll_rows(self, rows: int) -> None:
         self.scroll_lines(-rows)

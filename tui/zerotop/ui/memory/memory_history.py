@@ -16,7 +16,7 @@ from zerotop.ui.drawing.formatting import format_rough_time, format_size
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
 
-MIN_HEIGHT = 5
+MIN_HEIGHT = 3
 
 Layers = tuple[tuple[str, Floats], ...]  # style, bytes of this layer alone in each piece
 

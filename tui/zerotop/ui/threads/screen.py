@@ -24,6 +24,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import describe_no_ranks
 from zerotop.ui.drawing.layout import GAP, Box
 from zerotop.ui.drawing.rows import Row, fit_row
+from zerotop.ui.ranks.awaited_rank import AwaitedRankFinder
 from zerotop.ui.ranks.rank_list import draw_ranks, find_first_visible
 from zerotop.ui.threads.drawing import ListState, ThreadRows, draw_threads, format_threads, measure_history
 from zerotop.ui.widgets.scrollable import Scrollable
@@ -68,7 +69,7 @@ class ThreadsScreen(MonitorScreen):
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        *rank_bindings("threads.up", "threads.down", importance=7),
+        *rank_bindings("threads.up", "threads.down", action="rank", importance=7),
         bind("enter", "open", "threads.open", "Single threads", "Expand or collapse threads of the same kind", 6),
         bind("pageup", "rows(-1)", "threads.pageup", "Page up", "One page of threads up"),
         bind("pagedown", "rows(1)", "threads.pagedown", "Page down", "One page of threads down"),
@@ -77,12 +78,13 @@ class ThreadsScreen(MonitorScreen):
     def __init__(self, glyphs: Glyphs, source: RecordingSource) -> None:
         super().__init__(glyphs, source)
         self.table = ThreadTable(source.recording)
+        self._ranks = ShownRanks(source)
 
     main_panel = "threads"
 
     def build_panels(self) -> Iterable[FrameWidget]:
-        yield RankList(self.glyphs, self.table, id="ranks")
-        yield ThreadList(self.glyphs, self.table, self.source, id="threads")
+        yield RankList(self.glyphs, self.table, self._ranks, id="ranks")
+        yield ThreadList(self.glyphs, self.table, self._ranks, self.source, id="threads")
 
     def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
         ranks = max(1, len(frame.view.ranks))
@@ -103,6 +105,10 @@ class ThreadsScreen(MonitorScreen):
     def label_keys(self, frame: Frame) -> dict[str, str]:
         return {} if len(frame.view.ranks) > 1 else {"threads.up": ""}
 
+    async def action_rank(self, number: int) -> None:
+        """Choose a rank above or below the one shown."""
+        await self.run_action(f"app.choose_rank({number}, {self._ranks.shown})")
+
     def action_open(self) -> None:
         self.query_one(ThreadList).toggle_groups()
 
@@ -111,32 +117,44 @@ class ThreadsScreen(MonitorScreen):
         panel.scroll_rows(direction * max(1, panel.size.height // 2))
 
 
-def find_shown_rank(frame: Frame) -> Rank | None:
-    """Return the rank whose threads are shown."""
-    ranks = frame.state_view.ranks
-    return next((rank for rank in ranks if rank.rank == frame.rank), ranks[0] if ranks else None)
+class ShownRanks:
+    """Which rank's threads are shown: the chosen one, else the one that the others wait for, else the first."""
+
+    def __init__(self, source: RecordingSource) -> None:
+        self._awaited = AwaitedRankFinder(source)
+        self.shown: int | None = None  # in the last frame
+
+    def find(self, frame: Frame) -> Rank | None:
+        ranks = frame.state_view.ranks
+        awaited = None if frame.is_rank_chosen else self._awaited.find(frame).rank
+        number = frame.rank if awaited is None else awaited
+        found = next((rank for rank in ranks if rank.rank == number), ranks[0] if ranks else None)
+        self.shown = None if found is None else found.rank
+        return found
 
 
 class RankList(FrameWidget):
     """All ranks; a click chooses one."""
 
-    def __init__(self, glyphs: Glyphs, table: ThreadTable, *, id: str) -> None:
+    def __init__(self, glyphs: Glyphs, table: ThreadTable, ranks: ShownRanks, *, id: str) -> None:
         super().__init__(glyphs, id=id)
         self.table = table
+        self._ranks = ranks
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         view = frame.state_view
-        first = find_first_visible(view.ranks, frame.rank, height - 1)
+        self._ranks.find(frame)
+        first = find_first_visible(view.ranks, self._ranks.shown, height - 1)
         visible = view.ranks[first : first + height - 1]
         affinities = self.table.affinities
         bound = {rank.rank: affinities.find_process_cores(rank.host, rank.pid, view.cursor_ns) for rank in visible}
-        return draw_ranks(view, frame.rank, bound if any(bound.values()) else {}, width, height, self.glyphs)
+        return draw_ranks(view, self._ranks.shown, bound if any(bound.values()) else {}, width, height, self.glyphs)
 
     def on_click(self, event: events.Click) -> None:
         if self.frame is None or event.y < 1:
             return
         ranks = self.frame.state_view.ranks
-        place = find_first_visible(ranks, self.frame.rank, self.size.height - 1) + event.y - 1
+        place = find_first_visible(ranks, self._ranks.shown, self.size.height - 1) + event.y - 1
         if place < len(ranks):
             self.post_message(MonitorScreen.RankChosen(ranks[place].rank))
 
@@ -144,9 +162,10 @@ class RankList(FrameWidget):
 class ThreadList(Scrollable, PointedPanel):
     """The threads of the chosen rank. The mouse shows values, a click on a name shows its threads or hides them."""
 
-    def __init__(self, glyphs: Glyphs, table: ThreadTable, source: RecordingSource, *, id: str) -> None:
+    def __init__(self, glyphs: Glyphs, table: ThreadTable, ranks: ShownRanks, source: RecordingSource, *, id: str) -> None:
         super().__init__(glyphs, id=id)
         self.table = table
+        self._ranks = ranks
         self.source = source
         self._axis_scales = GrowingScales()
         self._process_key: tuple[str, int] | None = None
@@ -156,7 +175,7 @@ class ThreadList(Scrollable, PointedPanel):
         self._drawn: ThreadRows | None = None
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        rank = find_shown_rank(frame)
+        rank = self._ranks.find(frame)
         if rank is None:
             is_over = frame.view.job.state.is_over
             text = f"  {describe_no_ranks(frame.view)}{'.' if is_over else ': their threads appear here.'}"

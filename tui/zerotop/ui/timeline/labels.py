@@ -37,7 +37,13 @@ _SHORT = {"cores of ranks": "rank cores", "allocated": "alloc", "iteration": "it
 
 
 def find_cursor_value(picture: Picture, names: Sequence[str]) -> float:
-    """Return the value at the cursor of the first known name, not the mean of a long column; NaN if none is known."""
+    """Return the value at the cursor of the first known name, not the mean of a long column; NaN if none is known.
+
+    The last logged value lasts up to the next one, and may be NaN.
+    """
+    logged = [picture.logged[name].value for name in names if name in picture.logged]
+    if logged:
+        return logged[0]
     window = picture.timeline.window
     place = picture.pointed // window.column_ns - window.first
     back = max(2, FRESH_NS // window.column_ns)
@@ -60,12 +66,19 @@ def draw_legend(name: str, picture: Picture, axis: Scale, height: int, width: in
     room = width - _VALUE_WIDTH - 1
     for number, (names, label, style) in enumerate(entries[:height]):
         unit = f" {axis.unit}" if number == 0 and axis.unit not in label else ""
-        if len(label + unit) + bool(style) > room:
-            label = fit_text(_SHORT.get(label, label).replace("PCIe ", ""), room - len(unit) - bool(style), glyphs)
+        step = _find_earlier_step(names, picture)
+        left_room = room - len(unit) - bool(style)
+        if step is not None:
+            label = next((text for text in (f"{label}, step {step}", f"{label} at {step}") if len(text) <= left_room), label)
+        if len(label) > left_room:
+            label = fit_text(_SHORT.get(label, label).replace("PCIe ", ""), left_room, glyphs)
         value = find_cursor_value(picture, names) * (100 if name == "utilization" else axis.factor)
-        text = glyphs.to_plain(format_fixed(value, choose_decimals(value) if is_known(value) else 0, _VALUE_WIDTH))
+        is_wrong = any(name in picture.logged for name in names) and not math.isfinite(value)
+        decimals = choose_decimals(value) if is_known(value) else 0
+        figure = "NaN" if is_wrong and math.isnan(value) else format_fixed(value, decimals, _VALUE_WIDTH)
         left: Row = (((find_swatch(style, glyphs), style),) if style else ()) + ((glyphs.to_plain(label + unit), "label"),)
-        rows.append(align_ends(left, ((text, "value"), (" ", "text")), width, glyphs))
+        right: Row = ((glyphs.to_plain(figure), "alert" if is_wrong else "value"), (" ", "text"))
+        rows.append(align_ends(left, right, width, glyphs))
     rows += [fit_row((), width, glyphs)] * (height - len(rows))
     return rows
 
@@ -91,18 +104,18 @@ def _build_entries(name: str, picture: Picture) -> list[tuple[tuple[str, ...], s
         entries += [(("all_rss",), "all ranks", "memory-reserved")] if several else []
         return [*entries, (("host_memory",), "host", "memory-other" if is_host_on_scale(picture) else "")]
     lane = LANES_BY_NAME[name].metrics
-    known = [metric for metric in lane if picture.find_values(metric.name) is not None]
+    known = [metric for metric in lane if picture.find_values(metric.name) is not None or metric.name in picture.logged]
     known.sort(key=lambda metric: metric.name == "peak")  # the line over the layers
     styles = {metric.label: metric.style if len(lane) > 1 else "" for metric in known}
     by_label = [(tuple(one.name for one in known if one.label == label), label) for label in styles]
-    return [(names, label + _tell_step(names, picture), styles[label]) for names, label in by_label]
+    return [(names, label, styles[label]) for names, label in by_label]
 
 
-def _tell_step(names: Sequence[str], picture: Picture) -> str:
+def _find_earlier_step(names: Sequence[str], picture: Picture) -> int | None:
     """Return the step of a logged value, unless it is the one shown or, where that is in progress, the one before it."""
-    steps = [picture.logged_steps[name] for name in names if name in picture.logged_steps]
-    is_earlier = steps and picture.pointed_step is not None and steps[0] < picture.pointed_step - 1
-    return f", step {steps[0]}" if is_earlier else ""
+    steps = [picture.logged[name].step for name in names if name in picture.logged]
+    shown = picture.pointed_step
+    return steps[0] if steps and steps[0] is not None and shown is not None and steps[0] < shown - 1 else None
 
 
 def format_moment(moment: int, cell_ns: int) -> str:

@@ -12,7 +12,7 @@ from zerotop.analysis.hardware.gpu_faults import name_fault
 from zerotop.analysis.live_view import JobState
 from zerotop.analysis.timeline.range_summary import RangeSummary, summarize_range
 from zerotop.analysis.timeline.timeline import MOMENT_NS, ColumnValues, LaneSubject, Timeline, TimelineBuilder, Window
-from zerotop.analysis.views.last_loss import read_logged_steps
+from zerotop.analysis.views.last_loss import LastLogged, read_last_logged
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.moments.at import find_cores
 from zerotop.ui.base import findings
@@ -76,16 +76,17 @@ class PictureBuilder:
         faults = tuple(
             (fault.unix_ns - origin_ns, name_fault(fault)) for fault in self._source.recording.events_of(GpuFault, end_ns)
         )
-        places = layout_lanes(height, recorded, len(ranks), marks=bool(marks), faults=bool(faults))
+        # After a job's end the values are those of its last step.
+        pointed = max(0, frame.state_view.cursor_ns - origin_ns)
+        if self.pointed_ns is not None:
+            pointed = min(self.pointed_ns, max(0, end_ns - origin_ns))
+        logged = self._read_logged(frame, pointed)
+        places = layout_lanes(height, recorded | logged.keys(), len(ranks), marks=bool(marks), faults=bool(faults))
         shown = ranks[: count_ribbons(places)]
         timeline = self._timelines.build_timeline(window, subject, shown, end_ns, budget_s=BUDGET_S)
         self._reset_scales(subject, window)
         selected = self._view.get_range()
-        # After a job's end the values are those of its last step.
-        pointed = max(0, frame.state_view.cursor_ns - origin_ns)
         pointed_step = None if frame.training is None else frame.training.progress.step
-        if self.pointed_ns is not None:
-            pointed = min(self.pointed_ns, max(0, end_ns - origin_ns))
         if self.pointed_ns is not None or pointed_step is None:
             pointed_step = self._timelines.find_step_at(subject.rank, origin_ns + pointed)
         self.last_picture = Picture(
@@ -107,24 +108,20 @@ class PictureBuilder:
                 recorded, "" if shown else _NO_ENGINE if frame.view.job.state is JobState.STARTING else _NO_PROBE
             ),
             scales=self._scales,
-            values_then=self._read_values(frame, subject, pointed) if window.column_ns > MOMENT_NS else {},
-            logged_steps=self._read_logged_steps(frame, pointed),
+            values_then=self._read_values(subject, pointed) if window.column_ns > MOMENT_NS else {},
+            logged=logged,
             headline=_make_mark(frame.headline, origin_ns) if _is_marked(frame.headline) else None,
             phases_now={} if self.pointed_ns is not None else _read_phases(frame, shown),
         )
         return self.last_picture
 
-    def _read_values(self, frame: Frame, subject: LaneSubject, pointed: int) -> dict[str, ColumnValues]:
-        unix_ns = self._timelines.origin_ns + pointed
-        return self._timelines.get_lanes(subject).read_moment(unix_ns, self._find_logged_ns(frame, pointed))
+    def _read_values(self, subject: LaneSubject, pointed: int) -> dict[str, ColumnValues]:
+        return self._timelines.get_lanes(subject).read_moment(self._timelines.origin_ns + pointed)
 
-    def _read_logged_steps(self, frame: Frame, pointed: int) -> dict[str, int]:
-        logged_ns = self._find_logged_ns(frame, pointed)
-        return read_logged_steps(self._source.recording, self._source.find_lead_steps(logged_ns), logged_ns)
-
-    def _find_logged_ns(self, frame: Frame, pointed: int) -> int:
-        """Return the moment of the logged values: what the last step logged came after its end."""
-        return self._timelines.origin_ns + pointed if self.pointed_ns is not None else frame.view.cursor_ns
+    def _read_logged(self, frame: Frame, pointed: int) -> dict[str, LastLogged]:
+        """Return the last logged values up to the cursor: what the last step logged came after its end."""
+        unix_ns = self._timelines.origin_ns + pointed if self.pointed_ns is not None else frame.view.cursor_ns
+        return read_last_logged(self._source.recording, self._source.find_lead_steps(unix_ns), unix_ns)
 
     def _build_state(self, frame: Frame, origin_ns: int) -> PlaybackState:
         moment, last = frame.moment, self._source.last_step

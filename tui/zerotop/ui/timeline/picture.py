@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from zerotop.analysis.findings import Finding
 from zerotop.analysis.timeline.range_summary import RangeSummary
 from zerotop.analysis.timeline.timeline import ColumnValues, LaneSubject, Timeline
+from zerotop.analysis.views.last_loss import LastLogged
 from zerotop.ui.charts import GrowingScales
 from zerotop.ui.timeline.lanes import LaneBox
 
@@ -44,7 +45,7 @@ class Picture:
     scales: GrowingScales
     # The last values up to that moment, by name; empty where the columns are as short.
     values_then: Mapping[str, ColumnValues] = field(default_factory=dict)
-    logged_steps: Mapping[str, int] = field(default_factory=dict)  # of the last logged values up to that moment, by name
+    logged: Mapping[str, LastLogged] = field(default_factory=dict)  # up to that moment, or up to the cursor, by name
     headline: Mark | None = None  # of the finding under the header
     phases_now: Mapping[int, str] = field(default_factory=dict)  # by rank, at the cursor; none while the mouse points
 

@@ -30,6 +30,7 @@ from zerotop.ui.drawing.rows import Row, align_ends, choose_items, fit_height, f
 from zerotop.ui.drawing.text import cell_width, fit_text, sanitize
 from zerotop.ui.drawing.units import convert_sizes
 
+_LEAST_MODEL = 8  # cells of a model's name where other facts need the room
 _LEAST_ADVICE = 24  # cells: advice that is cut to fewer says nothing
 _WHOLE_WORDS_WIDTH = 108  # cells of the first row from which the batch is described in whole words
 
@@ -69,8 +70,23 @@ def _draw_band(left: Row, right: Row, width: int, glyphs: Glyphs) -> Row:
 
 def _draw_job(job: Job, width: int, glyphs: Glyphs) -> Row:
     """Draw name, model, stage, offload, dtype, batch, and as much of the command as fits."""
+    row = _draw_facts(job, width, _LEAST_MODEL, glyphs)
+    row = _draw_facts(job, width, _LEAST_MODEL + width - row_width(row), glyphs)
+    brand: Row = (("zerotop", "brand"), ("  ", "band"))
+    if 60 <= width >= row_width(brand) + row_width(row):
+        row = (*brand, *row)
+    room = width - row_width(row) - 3
+    if room < 12:
+        return row
+    command = fit_text(sanitize(shlex.join(job.command), glyphs), room, glyphs)
+    return (*row, ("   ", "band"), (command, "band-muted"))
+
+
+def _draw_facts(job: Job, width: int, model_width: int, glyphs: Glyphs) -> Row:
+    """Draw what fits of the facts; the model's name may take ``model_width`` cells."""
     name = fit_text(sanitize(job.name, glyphs), max(8, width // 2), glyphs)
-    model = sanitize(labels.format_model(job.engine), glyphs)
+    whole, model = (sanitize(text or "", glyphs) for text in (labels.format_model(job.engine), job.engine.model))
+    model = fit_text(model, model_width, glyphs) + whole.removeprefix(model)
     batch = labels.format_batch(job.engine, glyphs, short=width < _WHOLE_WORDS_WIDTH)
     facts: list[tuple[int, Row]] = [
         (9, ((name, "name"),)),
@@ -81,14 +97,7 @@ def _draw_job(job: Job, width: int, glyphs: Glyphs) -> Row:
         (5, ((sanitize("" if job.engine.is_loop else job.engine.short_precision, glyphs), "band"),)),
         (4, ((batch, "band"),)),
     ]
-    if width >= 60:
-        facts.insert(0, (3, (("zerotop", "brand"),)))
-    row = join_rows(choose_items(facts, width), style="band")
-    room = width - row_width(row) - 3
-    if room < 12:
-        return row
-    command = fit_text(sanitize(shlex.join(job.command), glyphs), room, glyphs)
-    return (*row, ("   ", "band"), (command, "band-muted"))
+    return join_rows(choose_items(facts, width), style="band")
 
 
 def _draw_progress(view: LiveView, width: int, glyphs: Glyphs) -> Row:
