@@ -344,9 +344,17 @@ def test_slower_iterations_are_explained_by_what_was_changed(tmp_path: Path) -> 
     recording = write_change(planted, 27.1, change | {"changed_ns": int(24.9 * S)})
     (finding,) = find_named(recording, "iteration_shift")
     assert "at the same time parameters are float32 instead of bfloat16 (train.py:86 in main)" in finding.details
-    assert "convert the tensors of its state_dict()" in finding.advice
-    assert finding.fix == "train.py:86"
+    assert "If train.py:86 in main needs a float32 copy, convert a copy of the model" in finding.advice
+    assert finding.fix == "copy.deepcopy(model).float()"
     assert finding.confidence >= 0.9
+
+
+def test_parameters_of_several_dtypes_have_no_one_conversion(tmp_path: Path) -> None:
+    change = {"name": "dtypes", "before": "9 bfloat16, 1 float32", "after": "8 float32, 2 float64"}
+    line = {"changed_ns": int(24.9 * S), "file": "train.py", "line": 86, "function": "main"}
+    (finding,) = find_named(write_change(record_pace(tmp_path, 0.5, 1.0), 27.1, change | line), "iteration_shift")
+    assert "If train.py:86 in main needs a copy, convert" in finding.advice
+    assert finding.fix == "train.py:86"
 
 
 def test_a_change_that_is_found_late_explains_what_was_reported_before(tmp_path: Path) -> None:

@@ -21,7 +21,13 @@ from zerotop.analysis.findings.support.mode_uses import NAMES, list_uses
 from zerotop.analysis.findings.support.thresholds import NEAR_STEPS
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS
-from zerotop.analysis.steps.training_changes import NO_SYNC, TrainingChange, describe_changes, describe_repeated
+from zerotop.analysis.steps.training_changes import (
+    NO_SYNC,
+    TrainingChange,
+    describe_changes,
+    describe_repeated,
+    parse_counts,
+)
 from zerotop_probe.recording.event_values import PEAK
 
 # The least rise of the peak, in bytes and as a share of the one before; steps that show it, the first at most so many steps
@@ -119,7 +125,7 @@ _UNSYNCED: Advice = (
     "Run forward and backward of all micro-steps but the last one of a step within no_sync().",
     "with model.no_sync():",
 )
-_WIDER = "If a copy is meant, convert the tensors of its state_dict(): float() and to() change the module itself."
+_CONVERSIONS = {"float32": "float", "float64": "double"}
 
 
 def check_training(change: StepChange) -> Cause | None:
@@ -177,9 +183,21 @@ def _advise(change: StepChange, first: TrainingChange, slower: float) -> Advice:
     if first.name == NO_SYNC:
         return _UNSYNCED
     if first.name == "dtypes" and first.effect > 0 and first.line is not None:
-        return _WIDER, first.line.location
+        return _advise_copy(first.after, first.line)
     if first.name in ("optimizer.foreach", "optimizer.fused") and change.process.is_on_gpu:
         names = {one.class_ for one in change.process.engine.optimizers or () if one.package == "torch"}
         if len(names) == 1:
             return "Leave foreach at its default, or let one kernel update all parameters.", "fused=True"
     return _NO_ADVICE
+
+
+def _advise_copy(after: str, line: CodeLine) -> Advice:
+    """Return what to do where a line converts the model, but may need only a copy of it."""
+    kinds = list(parse_counts(after))
+    method = _CONVERSIONS.get(kinds[0]) if len(kinds) == 1 else None
+    needed = f"a {kinds[0]} copy" if method is not None else "a copy"
+    advice = (
+        f"If {line.text} needs {needed}, convert a copy of the model, or the tensors of its state_dict(): float(), double()"
+        " and to() change the module itself."
+    )
+    return advice, f"copy.deepcopy(model).{method}()" if method is not None else line.location
