@@ -18,7 +18,20 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
 BOTH = pytest.mark.parametrize("number", [0, 1])
 # Each is a rank of one job, in this order.
-STYLES = ("alternate", "search", "fuse", "misbehave", "descend", "share", "reload", "mend", "idle", "distill", "infer")
+STYLES = (
+    "alternate",
+    "search",
+    "fuse",
+    "misbehave",
+    "descend",
+    "share",
+    "reload",
+    "mend",
+    "idle",
+    "distill",
+    "parts",
+    "infer",
+)
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +233,12 @@ def test_a_whole_module_that_is_loaded_goes_on(single_runs: Counted) -> None:
     assert count_iterations(rank) == own["steps"]
     assert list_forwards(rank) == own["forwards"]
     assert len(rank.select_phases("checkpoint_save")) == own["saves"] - 1  # the first is before the training
+
+
+def test_autocast_around_some_parts_of_a_model_is_known_at_the_update(single_runs: Counted) -> None:
+    rank, _ = find_style(single_runs, "parts")
+    assert {engine["autocast"] for engine in rank.find_events("engine")} == {"bf16"}
+    assert not rank.find_events("training_changed")
 
 
 def test_the_autocast_of_a_frozen_teacher_is_not_that_of_the_training(single_runs: Counted) -> None:

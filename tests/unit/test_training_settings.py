@@ -255,6 +255,20 @@ def test_autocast_of_a_model_that_is_not_trained() -> None:
     assert watched.watch.autocast == ""
 
 
+def test_a_first_part_outside_of_autocast_does_not_turn_it_off() -> None:
+    watched = _Watched(make_model())
+    for on in (True, True, False):
+        for _ in range(20):
+            watched.watch.note_forward(make_model())
+            assert watched.watch.wants_autocast
+            with torch.autocast("cpu", torch.bfloat16, enabled=on):
+                watched.watch.note_forward(make_model())
+            assert watched.watch.wants_autocast is not on
+            watched.run(1, 1.0 if on else 3.0)
+    (event,) = watched.events
+    assert [(one["name"], one["before"], one["after"]) for one in event["changes"]] == [("autocast", "bf16", "")]
+
+
 def test_autocast_was_on_when_a_forward_last_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forwards of counted steps are not asked: a look in one of these shows what was read before."""
     watched = _Watched(make_model())

@@ -339,6 +339,21 @@ def train_distilled(counter, rank):
     return model
 
 
+def train_in_parts(counter, rank):
+    """A model whose parts are called by the loop, the first of them outside of autocast."""
+    parts = torch.nn.ModuleList([torch.nn.Linear(16, 16) for _ in range(4)])
+    optimizer = torch.optim.AdamW(parts.parameters())
+    for _ in range(12):
+        hidden = parts[0](torch.ones(ROWS, 16))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for part in parts[1:]:
+                hidden = hidden + part(hidden)
+        optimizer.zero_grad()
+        hidden.float().square().mean().backward()
+        optimizer.step()
+    return parts
+
+
 STYLES = {
     "accumulate": train_accumulating,
     "alternate": train_alternating,
@@ -352,6 +367,7 @@ STYLES = {
     "mend": train_mended,
     "idle": train_idle,
     "distill": train_distilled,
+    "parts": train_in_parts,
 }
 
 

@@ -51,6 +51,8 @@ _LEAST_HELD, _HELD_PAUSE_NS, _DOUBLED_PAUSE_NS = 64 << 20, 5_000_000_000, 1_000_
 _COUNT_PAUSE_NS = 500_000_000
 # Sizes of cuBLAS's workspaces, of which there are a few: other blocks may have the same size.
 _WORKSPACES, _MOST_WORKSPACES = (33_554_432, 8_519_680), 4
+# Forwards of a step that are asked whether autocast is on, until it is.
+_MOST_ASKED = 4
 _AUTOCAST, _OTHER_AUTOCAST, _NO_SYNC = "autocast", "other_autocast", "no_sync"
 _DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
@@ -74,7 +76,7 @@ class TrainingWatch:
         self.find_thread: Callable[[], int] = lambda: 0
         """Returns the number of the thread that trains."""
         self.autocast = ""
-        """The dtype of autocast in the last forward that was asked; empty without autocast."""
+        """The dtype of autocast in the last step's forwards that were asked; empty without autocast."""
         self.other_autocast: str | None = None
         """The same of the first model in a step that is not trained, such as a teacher; None if none was called."""
         self.no_sync: str | None = None
@@ -102,6 +104,7 @@ class TrainingWatch:
         """Returns the bytes held after the last step, and the most in it; -1 if they are unknown."""
         self.wants_autocast = True
         """Whether the next forward of the model should be noted."""
+        self._asked, self._is_on = 0, False  # forwards of this step, and whether autocast was on in one of them
         self.wants_other_autocast = True
         """The same of a model that is not trained."""
         self._read_ns: dict[str, int] = {}  # when settings that only forwards show were read last
@@ -126,7 +129,8 @@ class TrainingWatch:
 
     def _follow(self, time_ns: int, step: int) -> None:
         self._begin_ns = self._begin_ns or time_ns
-        self.wants_autocast = self.wants_other_autocast = True
+        self._end_asking()
+        self.wants_other_autocast = True
         self._lines.end_step()
         self._has_shifted |= self._follow_time(time_ns, step)
         held, peak = self.read_memory()
@@ -292,14 +296,29 @@ class TrainingWatch:
         return self._loading_line[0] if self._loading_line else None
 
     def note_forward(self, module: Any) -> None:
-        """Read whether autocast is on in the first forward of a step, and whether gradients are reduced after it."""
-        self.wants_autocast = False
-        before, self.autocast = self.autocast, self._guard.run(_read_autocast) or ""
-        self._note_read(_AUTOCAST, self.autocast != before)
-        reduces = vars(module).get("require_backward_grad_sync")
-        if reduces is not None:
-            no_sync_before, self.no_sync = self.no_sync, "off" if reduces else "on"
-            self._note_read(_NO_SYNC, self.no_sync != no_sync_before)
+        """Read whether autocast is on in a forward of the model or of a part: an earlier one may be outside of it.
+
+        In the first of a step, also whether DDP reduces the gradients after it.
+        """
+        if not self._asked and (reduces := vars(module).get("require_backward_grad_sync")) is not None:
+            before, self.no_sync = self.no_sync, "off" if reduces else "on"
+            self._note_read(_NO_SYNC, self.no_sync != before)
+        found = self._guard.run(_read_autocast) or ""
+        self._asked += 1
+        self.wants_autocast = not found and self._asked < _MOST_ASKED
+        if found or not self.autocast:
+            self._set_autocast(found)
+
+    def _set_autocast(self, found: str) -> None:
+        before, self.autocast = self.autocast, found
+        self._is_on = bool(found)
+        self._note_read(_AUTOCAST, found != before)
+
+    def _end_asking(self) -> None:
+        """Note that autocast is off if it was on in no forward of the step that was asked."""
+        if self._asked and not self._is_on and self.autocast:
+            self._set_autocast("")
+        self._asked, self._is_on, self.wants_autocast = 0, False, True
 
     def note_other_autocast(self) -> None:
         """Read the same in a forward of a model that is not trained."""

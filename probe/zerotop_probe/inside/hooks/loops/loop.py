@@ -150,10 +150,16 @@ class Loop(TrainingHooks):
             own = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
             if len(optimizers) != 1 or not parameters.issuperset(own):
                 return
-        self._guard.run_once(record_loop, self.probe, state, modules, optimizers)
+        self._guard.run_once(functools.partial(self._record, at_update=at_update), state, modules, optimizers)
         self._has_facts = True
         if not at_update:
             self.count_tensors("init")
+
+    def _record(self, state: LoopState, modules: list[Any], optimizers: list[Any], *, at_update: bool) -> None:
+        """Record the facts. No autocast is in effect ``at_update``, where that of the last forward counts."""
+        library = self.probe.library.find_mixed_precision()
+        known = {"autocast": library or self.probe.watch.autocast or None} if at_update else {}
+        record_loop(self.probe, state, modules, optimizers, **known)
 
     def count_tensors(self, when: str, **more: Any) -> None:
         """Record the tensor inventory, the first time at each ``when``, with ``more`` facts."""
@@ -185,8 +191,7 @@ class Loop(TrainingHooks):
 
     def _record_again(self) -> None:
         if self._has_facts and (state := self.probe.engines.loop) is not None:
-            library = self.probe.library.find_mixed_precision()
-            record_loop(self.probe, state, *self._list_parts(), autocast=library or self.probe.watch.autocast or None)
+            self._record(state, *self._list_parts(), at_update=True)
 
     # --- iterations -----------------------------------------------------------------------------------------
 
