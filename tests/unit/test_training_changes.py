@@ -85,6 +85,7 @@ def test_a_row_counted_before_a_change_says_so(tmp_path: Path) -> None:
     expected = [Difference("parameters", row.bytes, row.bytes)]
     (line,) = (line for line in build_gpu_lines(ledger, None, expected) if line.key == "parameters")
     assert line.absence_reason == OUTDATED
+    assert len([note for note in ledger.notes if "may be outdated" in note]) == 1
 
 
 def test_a_tensor_of_a_few_bytes_is_not_told(tmp_path: Path) -> None:

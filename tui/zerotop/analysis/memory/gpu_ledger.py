@@ -40,6 +40,7 @@ _MOST_HELD, _NOTABLE_HELD = 2, 0.01  # variables that a note names, with at leas
 _LEAST_KEPT = 1 << 24  # bytes that outlive a step; a loss and the like are less
 _LEAST_SPARSE = GIB  # unallocated bytes in almost free segments that a note tells
 _ALLOCATOR = "PyTorch's allocator, its last reading"
+_OUTDATED = "Memory has changed since the tensors were counted: their sizes may be outdated."
 _ALLOCATOR_AT_PEAK = "PyTorch's allocator, at the peak"
 _REST_OF_ALLOCATED = "allocated less the other rows"
 
@@ -135,6 +136,7 @@ def build_ledger(
         rows += _build_allocated_rows(holders)
     notes = [_RELEASED_NOTE] if has_released else []
     notes += _iter_notes(device, holders, devices)
+    notes += [_OUTDATED] if any(row.is_outdated for row in rows) else []
     if not at_peak:
         notes += _iter_blind_spots(at, gpu_key, engines)
     return ledger_rows.GpuLedger(
