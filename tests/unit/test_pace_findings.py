@@ -474,3 +474,22 @@ def test_levels_are_those_of_all_steps_on_each_side(tmp_path: Path, ways: list[t
     assert found[0].evidence["before_s"] == pytest.approx(ways[0][0], rel=0.03)
     assert found[0].evidence["after_s"] == pytest.approx(ways[-1][0], rel=0.03)
     assert all(find_changes(tmp_path, piece) == found for piece in (3, 50))
+
+
+@pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "not recorded"])
+def test_a_level_before_begins_where_the_training_was_changed_before(is_recorded: bool, tmp_path: Path) -> None:
+    """Layers are unfrozen at steps 110 and 220; the first slowdown is too gradual to be a change of pace of its own."""
+    rise = [0.012 + 0.005 * min(1, max(0, step - 110) / 40) for step in range(220)]
+    end = write_steps(tmp_path, vary([*rise, *[0.027] * 200]))
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    stages = [(110, "10", "90"), (220, "90", "170")]
+    for step, before, after in stages if is_recorded else stages[1:]:
+        at_ns = int(sum(rise[:step]) * S)
+        change = {"name": "trained_parameters", "before": before, "after": after, "changed_ns": at_ns}
+        writer.write(at_ns + S // 100, events.TrainingChanged, step=step, last_step=0, begin_ns=0, changes=[change])
+    writer.write(int(end * S), events.Goodbye)
+    writer.close()
+    (found,) = (one for one in find_changes(tmp_path, WHOLE) if one.step == 220)
+    assert found.evidence["before_s"] == pytest.approx(0.017, rel=0.03)
+    assert found.evidence["after_s"] == pytest.approx(0.027, rel=0.03)
+    assert all(find_changes(tmp_path, piece) == find_changes(tmp_path, WHOLE) for piece in (3, 50))

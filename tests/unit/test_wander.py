@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zerotop.analysis.stats.wander import BLOCK, Floats, compute_levels, stands_out
+from zerotop.analysis.stats.wander import BLOCK, Floats, compute_levels, find_last_level, stands_out
 
 
 def wander(count: int, seed: int) -> Floats:
@@ -48,3 +48,26 @@ def test_levels_on_the_far_side_say_nothing_about_this_one() -> None:
     assert stands_out(before, np.full(60, 0.021), times=2.0, floor=0.0)
     assert not stands_out(0.030 - before, np.full(60, 0.021), times=2.0, floor=0.0)
     assert stands_out(0.030 - before, np.full(60, 0.009), times=2.0, floor=0.0)
+
+
+@pytest.mark.parametrize(
+    ("levels", "begin"),
+    [
+        ([(0.011, 90), (0.017, 111)], 90),
+        ([(0.02, 35), (0.01, 60), (0.02, 200), (0.021, 45)], 295),
+        ([(0.02, 200), (0.0205, 200)], 0),
+        ([(0.02, 200), (0.05, 10)], 0),
+        ([(0.02, 40)], 0),
+        ([], 0),
+    ],
+    ids=["two levels", "four levels", "too near", "too short", "one level", "none"],
+)
+def test_the_last_level_begins_with_the_last_change(levels: list[tuple[float, int]], begin: int) -> None:
+    values = np.concatenate([np.empty(0), *(np.full(count, level) for level, count in levels)])
+    values *= np.random.default_rng(1).normal(1, 0.01, len(values))
+    assert find_last_level(values, 0.04) == pytest.approx(begin, abs=BLOCK)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_wandering_level_is_one_level(seed: int) -> None:
+    assert find_last_level(wander(400, seed)[:370], 0.05) <= 330

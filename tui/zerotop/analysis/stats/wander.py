@@ -12,6 +12,8 @@ BLOCK = 10
 # A range of few blocks is too small an estimate: it counts as larger by this factor, divided by their number.
 _FEW_BLOCKS = 2.0
 _FAR_QUARTER = 0.25
+# The fewest blocks that are a level of their own.
+_LEVEL_BLOCKS = 3
 
 
 def compute_levels(values: Floats) -> Floats:
@@ -60,6 +62,19 @@ def refine_split(levels: Floats, split: int, fewest: int) -> int:
     """Return the split near another one with the smallest sum of distances from the medians of both sides."""
     low, high = max(fewest, split // 2), min(len(levels) - fewest, (split + len(levels)) // 2)
     return min(range(low, high + 1), key=lambda at: _measure_misfit(levels[:at]) + _measure_misfit(levels[at:]))
+
+
+def find_last_level(values: Floats, least_share: float) -> int:
+    """Return the index from which on known values keep one level: where they last changed by a share of it, for good."""
+    begin = 0
+    while len(levels := compute_levels(values[begin + (len(values) - begin) % BLOCK :])) >= 2 * _LEVEL_BLOCKS:
+        split = refine_split(levels, find_split(levels, _LEVEL_BLOCKS), _LEVEL_BLOCKS)
+        early, late = levels[:split], levels[split:]
+        is_other = abs(np.median(late) - np.median(early)) >= least_share * np.median(late)
+        if not is_other or not stands_out(early, late, times=0.0, floor=0.0):
+            break
+        begin = len(values) - (len(levels) - split) * BLOCK
+    return begin
 
 
 def _measure_misfit(levels: Floats) -> float:

@@ -5,6 +5,7 @@ A change of pace measured over all steps of its two levels, and two changes that
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
@@ -18,22 +19,26 @@ from zerotop.analysis.findings.support.evidence import Floats, Group, Rows
 from zerotop.analysis.findings.support.lines.line_findings import measure_between
 from zerotop.analysis.findings.support.steps.growing_batches import get_batch_sizes
 from zerotop.analysis.findings.support.steps.lost_time import Level, await_notable
-from zerotop.analysis.findings.support.steps.onsets import find_onset
+from zerotop.analysis.findings.support.steps.onsets import find_onset, select_from_onset
 from zerotop.analysis.findings.support.steps.step_values import StepValues
 from zerotop.analysis.stats.change_points import (
     AGREE_SHARE,
     LEVEL_STEPS,
     SETTLED_STEPS,
     SHIFT_AGREE_SHARE,
+    SHIFT_SHARE,
     SHIFT_STEPS,
     ShiftFinder,
     Values,
 )
+from zerotop.analysis.stats.wander import find_last_level
 
 # The most steps of a level: the last ones.
 _MOST_STEPS = 2000
 # The share of the level before by which two near levels are no parts of one change.
 _APART_SHARE = 0.25
+# The training changes in stages a few times; what changes more often, as with each evaluation, is a part of its pace.
+_MOST_CHANGES = 5
 
 
 def measure_whole(shift: PaceShift, others: Collection[int], known_ns: int, until_step: int | None = None) -> PaceShift:
@@ -43,20 +48,48 @@ def measure_whole(shift: PaceShift, others: Collection[int], known_ns: int, unti
         others: the first steps of other changes. Their levels are others.
         until_step: the last step of the new level, if it has ended.
     """
-    if shift.change.found_in or len(shift.change.after) < SHIFT_STEPS:
+    change = shift.change
+    if len(change.after) < SHIFT_STEPS:
         return shift
-    steps = shift.change.process.steps_until(known_ns)
-    before, after = split_levels(steps, shift, others, until_step)
+    steps = change.process.steps_until(known_ns)
+    if change.found_in:  # its steps with phases show its levels, with those between them
+        steps = steps[np.searchsorted(steps["step"], change.before["step"][0]) :]
+    before, after = split_levels(steps, int(find_begin(change, known_ns)["step"][0]), others, until_step)
     before, after = (rows[~np.isnan(rows["iteration_s"])][-_MOST_STEPS:] for rows in (before, after))
-    if len(before) < len(shift.change.before) or len(after) < len(shift.change.after):
+    if len(before) < len(change.before) or len(after) < len(change.after):
         return shift
-    whole = replace(shift, change=StepChange(shift.change.group, before, after, known_ns, shown_by=shift.change.shown_by))
-    return whole if whole.added_s * shift.added_s > 0 and whole.is_worse == shift.is_worse else shift
+    shown_by = change.phased if change.found_in else change.shown_by
+    whole = StepChange(change.group, before, after, known_ns, change.found_in, shown_by)
+    level = replace(whole, before=before[find_last_level(before["iteration_s"], SHIFT_SHARE) :])
+    if not level.measure_levels():  # phases were recorded in the steps of an earlier level only
+        level = replace(level, shown_by=whole.phased)
+    told = replace(shift, change=level)
+    return told if told.added_s * shift.added_s > 0 and told.is_worse == shift.is_worse else shift
 
 
-def split_levels(steps: Rows, shift: PaceShift, others: Collection[int], until_step: int | None = None) -> tuple[Rows, Rows]:
+def list_training_steps(shift: PaceShift, known_ns: int) -> Iterator[int]:
+    """Yield the steps far from a change in which the training itself changed, unless it did so often."""
+    process, near = shift.change.process, range(shift.step - thresholds.NEAR_STEPS, shift.step + thresholds.NEAR_STEPS + 1)
+    made = [one for one in process.find_changes(0, known_ns, known_ns) if one.effect_on_time]
+    counts = Counter(one.name for one in made)
+    for one in made:
+        first, last = process.step_at(one.begin_ns), process.step_at(one.end_ns)
+        if first is None or last is None or counts[one.name] > _MOST_CHANGES:
+            continue
+        if last < near.start or first >= near.stop:
+            yield from (first, last)
+
+
+def find_begin(change: StepChange, known_ns: int) -> Rows:
+    """Return the steps from the one with which a change began: counted steps may precede the first one that shows it."""
+    if not change.found_in:
+        return change.after
+    return select_from_onset(change.process.steps_until(known_ns), int(change.before["step"][-1]), change.after)
+
+
+def split_levels(steps: Rows, step: int, others: Collection[int], until_step: int | None = None) -> tuple[Rows, Rows]:
     """Return the steps before a change and after it, up to the next changes; without the first ones, if there are more."""
-    step, numbers = shift.step, steps["step"]
+    numbers = steps["step"]
     first = min(thresholds.WARM_UP_STEPS, max(0, int(np.searchsorted(numbers, step)) - LEVEL_STEPS))
     begin = int(np.searchsorted(numbers, max((other for other in others if other < step), default=numbers[first])))
     end = int(np.searchsorted(numbers, min((other for other in others if other > step), default=numbers[-1] + 1)))

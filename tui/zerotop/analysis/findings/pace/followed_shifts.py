@@ -8,7 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.pace.changes_of_pace import follows_level, is_same, join_shifts, measure_whole
+from zerotop.analysis.findings.pace.changes_of_pace import (
+    follows_level,
+    is_same,
+    join_shifts,
+    list_training_steps,
+    measure_whole,
+)
 from zerotop.analysis.findings.pace.real_shifts import RealShifts, explain_by_training
 from zerotop.analysis.findings.support import Process
 from zerotop.analysis.findings.support.causes.pace_shift import PaceShift
@@ -73,7 +79,8 @@ class FollowedShifts:
     def measure(self, shift: PaceShift, found: FoundLine, until_step: int | None = None) -> ToldShift:
         """Return a change as known at a time, with its levels up to the next changes."""
         far = [other for other in self.real.list_steps(found.known_ns) if abs(other - shift.step) > NEAR_STEPS]
-        others = [*far, *(other for other in self._apart if other != shift.step)]
+        apart = (other for other in self._apart if other != shift.step)
+        others = [*far, *apart, *list_training_steps(shift, found.known_ns)]
         return ToldShift(shift, measure_whole(shift, others, found.known_ns, until_step), found, until_step)
 
     def follow(self, told: ToldShift) -> None:

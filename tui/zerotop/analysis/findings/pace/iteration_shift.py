@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.findings.pace.changes_of_pace import BETWEEN_PHASES, SIZE, STEP_PHASE, is_near
+from zerotop.analysis.findings.pace.changes_of_pace import BETWEEN_PHASES, SIZE, STEP_PHASE, find_begin, is_near
 from zerotop.analysis.findings.pace.followed_shifts import FollowedShifts, ToldShift, explain, is_line_named
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.causes.batch_causes import BATCH_GROWTH
@@ -33,11 +33,9 @@ from zerotop.analysis.findings.support.links import (
     waits_as_long,
 )
 from zerotop.analysis.findings.support.steps.lost_time import LEAST_COST, has_cost_little
-from zerotop.analysis.findings.support.steps.onsets import select_from_onset
 from zerotop.analysis.findings.support.thresholds import WARM_UP_STEPS
 from zerotop.analysis.formatting import Text, format_seconds
 from zerotop.analysis.stats.change_points import LEVEL_STEPS
-from zerotop.recording.samples import Rows
 from zerotop_probe.recording.events import Stacks, TrainingChanged
 
 _KIND = FindingKind(
@@ -166,17 +164,9 @@ def _is_moment(shift: PaceShift) -> bool:
     return shift.change.found_in == SIZE and shift.added_s > 0 and later < (shift.before_s + shift.after_s) / 2
 
 
-def _find_begin(shift: PaceShift, known_ns: int) -> Rows:
-    """Return the steps from the one with which the change began: counted steps may precede the first one that shows it."""
-    change = shift.change
-    if not change.found_in:
-        return change.after
-    return select_from_onset(change.process.steps_until(known_ns), int(change.before["step"][-1]), change.after)
-
-
 def _place_in_iterations(shift: PaceShift, found: FoundLine) -> PaceShift:
     """Return a change that iterations show too, though not for certain, as one of these from the step where it began."""
-    steps, after = shift.change.process.steps_until(found.known_ns), _find_begin(shift, found.known_ns)
+    steps, after = shift.change.process.steps_until(found.known_ns), find_begin(shift.change, found.known_ns)
     first = int(np.searchsorted(steps["step"], after["step"][0]))
     change = replace(shift.change, before=steps[max(0, first - LEVEL_STEPS) : first], after=after, found_in="")
     return replace(shift, change=change)
@@ -242,7 +232,7 @@ def _build_finding(told: ToldShift) -> Finding:
     evidence |= {f"{name.removesuffix('_s')}_change_s": value for name, value in whole.parts.items()}
     return kind.at_steps(
         change.group,
-        _find_begin(shift, found.known_ns),
+        find_begin(change, found.known_ns),
         {**evidence, "until_step": until_step},
         known_ns=found.known_ns,
         take="take" if until_step is None else "took",

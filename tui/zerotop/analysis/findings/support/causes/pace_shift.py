@@ -164,9 +164,9 @@ class PaceShift:
 
     @cached_property
     def carried_s(self) -> float:
-        """The seconds of the change in its carrier, or in all the GPU's work; at most all of it."""
+        """The seconds by which all the GPU's work changed, or of the change in its carrier: at most all of it."""
         if self.is_by_gpu and self.device_parts:
-            return min(abs(sum(self.device_parts.values())), abs(self.added_s))
+            return abs(sum(self.device_parts.values()))
         return min(abs(self.parts[self.carrier]), abs(self.added_s)) if self.carrier else abs(self.added_s)
 
     @cached_property

@@ -73,7 +73,7 @@ class StepChange:
     known_ns: int  # until when samples may be read that say why: unix nanoseconds
     found_in: str = ""  # what showed it where the iterations did not
     shown_by: tuple[Rows, Rows] | None = None  # the steps with phases before and after that showed it, if these alone did
-    _samples: dict[Records, tuple[Samples, Samples] | None] = field(default_factory=dict)
+    _samples: dict[Records, tuple[Samples, Samples] | None] = field(default_factory=dict, init=False)
 
     @property
     def step(self) -> int:
