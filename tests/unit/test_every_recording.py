@@ -123,6 +123,14 @@ def a_warning_costs_time_or_memory_or_names_a_danger(recorded: Recorded) -> None
             assert cost.bytes or (cost.share or 0.0) >= LEAST_SHARE, cost.finding.headline
 
 
+def no_sentence_compares_a_figure_with_itself(recorded: Recorded) -> None:
+    for finding in recorded.findings:
+        for text in (str(finding.headline), str(finding.details)):
+            pairs = re.findall(r"([\d.,]+(?: \S+)?) instead of ([\d.,]+(?: \S+)?)", text)
+            assert all(after.rstrip(".,") != before.rstrip(".,") for after, before in pairs), text
+            assert not re.search(r"(?<![\d.,])(?:0(?:\.0+)? (?:ms|s|%|[KMGT]iB)|1\.0 times)\b", text), text
+
+
 def findings_at_a_cursor_are_those_known_by_then(recorded: Recorded) -> None:
     """At cursors just before and at each change of the list of findings, and between each two of these."""
     recording = recorded.recording
@@ -344,6 +352,7 @@ def commands_and_facts_hold_no_secret(recorded: Recorded) -> None:
 INVARIANTS = (
     findings_match_the_labels,
     every_finding_is_complete,
+    no_sentence_compares_a_figure_with_itself,
     a_warning_costs_time_or_memory_or_names_a_danger,
     findings_at_a_cursor_are_those_known_by_then,
     no_finding_covers_less_than_before,

@@ -52,7 +52,7 @@ def _find(recording: PlantedRecording, second: float) -> list[Finding]:
 def test_a_thread_keeps_the_process(tmp_path: Path, piece: int) -> None:
     _record(tmp_path, 31, TEXT, [SHUTDOWN], uploader=UPLOADS)
     (found,) = find_at_end(tmp_path, [runs_after_error.detect], piece)
-    assert found.headline == "ValueError at train.py:40 in main ended the training; rank 0 still runs"
+    assert found.headline == "ValueError at train.py:40 in main ended the training, but not rank 0's process"
     assert "ValueError: bad label. 9.00 s later" in found.details
     assert found.details.endswith("Python waits for threads, of which uploader at upload.py:5 in send runs.")
     assert "Start uploader as a daemon" in found.advice
@@ -110,8 +110,8 @@ def _name_last(folder: Path, *, daemon: bool | None, thread: Any = GETTING, left
 def test_a_thread_that_waits_in_vain_keeps_the_process(tmp_path: Path, daemon: bool | None) -> None:
     recording = write_standing(tmp_path, {0: Stand(AT_EXIT, "acquire", other=GETTING, is_daemon=daemon)}, (25, 30))
     found = [one for one in detect_findings(recording, BEGIN_NS + 50 * S) if one.severity.value != "info"]
-    assert [str(one.headline) for one in found] == ["Training is over; rank 0 still runs: Thread-2 waits for a queue"]
-    assert found[0].details.startswith("10 s after the last step its process has not ended")
+    assert [str(one.headline) for one in found] == ["Training ended, but not rank 0's process: Thread-2 waits for a queue"]
+    assert found[0].details.startswith("10 s after the last step it had not ended")
     assert found[0].details.endswith("Thread-2 waits for a queue at views.py:61 in Writer.run.")
     assert "start it as a daemon" in found[0].advice
     assert (found[0].fix, found[0].known_ns) == ("views.py:61", BEGIN_NS + 30 * S)

@@ -25,9 +25,9 @@ _KIND = FindingKind(
     severity=Severity.INFO,
     confidence=0.95,
     headline="Steps grew from {size_before:,.0f} to {size_after:,.0f} {units} and take {after_s:seconds}"
-    " instead of {before_s:seconds}",
+    "[ instead of {earlier_s:seconds}][, {same}]",
     details="They grew {when}[, sequences from {length_before:,.0f} to"
-    " {length_after:,.0f} tokens]: iterations take {times:.1f} times as long for {sizes:.1f} times the {units}."
+    " {length_after:,.0f} tokens]: iterations take {times} as long for {sizes:.1f} times the {units}."
     " Time per {unit} {pace}.[ Memory peaks at {after_bytes:bytes} instead of {before_bytes:bytes}.]",
 )
 _NEW_BLOCKS = _KIND.with_changes(
@@ -46,8 +46,8 @@ _ALIKE_SHARES, _FEWEST_STEPS, _MOST_STEPS = (0.05, 0.1, 0.2), 5, 50
 _TOLD_SHARE, _STAYS_STEPS = 0.1, 20
 # Jumps of the size that are told one by one: growth by a plan often has more.
 _MOST_JUMPS = 3
-# Time per token or row is unchanged up to this share.
-_SAME_SHARE = 0.1
+# Time per token or row is unchanged up to this share, and time up to this one.
+_SAME_SHARE, _SAME_TIME_SHARE = 0.1, 0.05
 
 
 class _Told(NamedTuple):
@@ -105,7 +105,7 @@ def _measure(group: Group, growth: GrowingBatches, known_ns: int) -> Finding | N
         return None
     peaks = [float(np.median(rows["allocated_peak_bytes"])) for rows in sized]
     ratio, larger = seconds[1] / seconds[0], sizes[1] / sizes[0]
-    excess = ratio / larger
+    excess, is_same = ratio / larger, abs(ratio - 1) <= _SAME_TIME_SHARE
     evidence: dict[str, float | None] = {"before_s": seconds[0], "after_s": seconds[1], "unit_times": excess}
     evidence |= {"size_before": sizes[0], "size_after": sizes[1], "grown_step": int(growth.first_steps[-1])}
     if min(peaks) > 0:
@@ -127,7 +127,9 @@ def _measure(group: Group, growth: GrowingBatches, known_ns: int) -> Finding | N
         when=describe_jumps(growth),
         unit=unit,
         units=pluralize(2, unit),
-        times=ratio,
+        earlier_s=None if is_same else seconds[0],
+        same="as before" if is_same else None,
+        times="just" if is_same else f"{ratio:.1f} times",
         sizes=larger,
         pace=_describe_pace(excess),
         length_before=lengths[0],

@@ -24,8 +24,8 @@ _KIND = FindingKind(
     name="runs_after_error",
     severity=Severity.ERROR,
     confidence=0.95,
-    headline="{error}[ at {place}] ended the training; rank {rank} still runs",
-    details="{text} {waited_s:seconds} later its process has not ended: at its exit, Python waits for {awaited}.",
+    headline="{error}[ at {place}] ended the training, but not rank {rank}'s process",
+    details="{text} {waited_s:seconds} later it had not ended: at its exit, Python waits for {awaited}.",
     advice="{advised}",
     fix="[{line}]",
     lasts=True,
@@ -35,9 +35,9 @@ _IDLE = FindingKind(
     name="runs_after_end",
     severity=Severity.ERROR,
     confidence=0.9,
-    headline="Training is over; rank {rank} still runs: {waiting}",
+    headline="Training ended, but not rank {rank}'s process: {waiting}",
     details=(
-        "{waited_s:seconds} after the last step its process has not ended: at its exit, Python waits for all threads that"
+        "{waited_s:seconds} after the last step it had not ended: at its exit, Python waits for all threads that"
         " are no daemons. {named}."
     ),
     advice="{advised}",
@@ -59,7 +59,7 @@ _EXITS = {("threading.py", "_shutdown"): "threads", ("multiprocessing/util.py", 
 _STOPS = ("KeyboardInterrupt", "SystemExit")
 # Threads that are named.
 _MOST_NAMED = 3
-_LONGEST_STATE = 80 - len("Training is over; rank 100 still runs: ")
+_LONGEST_STATE = 80 - len("Training ended, but not rank 100's process: ")
 # A traceback may have been read this long before the end of the last phase was (ns).
 _APART_NS = 10**9
 

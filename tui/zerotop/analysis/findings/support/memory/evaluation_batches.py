@@ -11,7 +11,7 @@ from zerotop.analysis.findings.support.evidence import Process, Rows, Samples
 from zerotop_probe.recording.tables import EVAL
 
 BATCHES = (
-    "[; its micro-batch is {rows:.0f} x {sequence:.0f} tokens, {tokens_ratio:.1f} times training's {training_rows:.0f} x"
+    "[; its micro-batch is {rows:.0f} x {sequence:.0f} tokens, {tokens_as} training's {training_rows:.0f} x"
     " {training_sequence:.0f}][; its micro-batch has {only_rows:count row}, training's {training_rows:.0f}]"
 )
 """A part of details, with the values of measure_batches() and describe_batches()."""
@@ -28,7 +28,9 @@ def is_batch_larger(shapes: Mapping[str, float]) -> bool:
 
 def describe_batches(shapes: Mapping[str, float]) -> dict[str, Any]:
     """Return the values for BATCHES that are not shapes."""
-    return {"only_rows": shapes.get("rows") if "sequence" not in shapes else None}
+    ratio = shapes.get("tokens_ratio")
+    tokens_as = None if ratio is None else "as many as" if f"{ratio:.1f}" == "1.0" else f"{ratio:.1f} times"
+    return {"only_rows": shapes.get("rows") if "sequence" not in shapes else None, "tokens_as": tokens_as}
 
 
 def measure_batches(process: Process, begin_ns: int, end_ns: int) -> dict[str, float]:
