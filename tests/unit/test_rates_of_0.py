@@ -62,6 +62,16 @@ def test_rates_that_end_too_early(tmp_path: Path) -> None:
     assert found.headline == "The learning rate has been 0 since step 21: nothing is learned"
 
 
+def test_rates_that_decay_to_nothing(tmp_path: Path) -> None:
+    """Readings below the limit that are not marked are no rise: of many, the probe marks a few."""
+    readings = {step: (1e-2 * 0.5 ** (2 * step), RATE | OPTIMIZER_RATE) for step in range(40)}
+    readings |= {step: (1e-2 * 0.5 ** (2 * step), NONE) for step in (20, 25, 40, 60, 80)}
+    (found,) = find_rates(tmp_path, readings)
+    assert found.headline == "The learning rate has been below 1e-12 since step 21: nothing is learned"
+    assert found.details.endswith("up to step 80. Before, it was up to 0.01.")
+    assert "stepped once an epoch" in found.advice
+
+
 @pytest.mark.parametrize(
     ("readings", "skipped"),
     [
@@ -97,6 +107,8 @@ class _Engine(SimpleNamespace):
         ([[{"lr": 0.0}], [{"lr": 1e-3}]], False),
         ([[{"lr": 0.0, "relative_step": True}]], False),  # Adafactor, which makes its own
         ([[{"lr": 0.0}, {"lr": None}]], False),
+        ([[{"lr": 1e-13}, {"lr": 0.0}]], True),
+        ([[{"lr": 1e-13}, {"lr": 1e-9}]], False),
     ],
 )
 def test_all_groups_are_read(optimizers: list[list[dict[str, Any]]], *, are_0: bool) -> None:

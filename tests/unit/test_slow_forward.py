@@ -93,6 +93,27 @@ def test_a_rank_with_more_to_do_is_not_slow(tmp_path: Path) -> None:
 
     change_table(folder, "spans-rank1", give_more)
     assert find_named(folder, "slow_forward") == []
+    (uneven,) = find_named(folder, "uneven_batches")
+    assert uneven.headline == "Rank 1 gets 2.0 times the tokens of the others, which wait for it"
+    assert (uneven.ranks, uneven.step) == ((1,), SINCE)
+    assert uneven.evidence["forward_s"] - uneven.evidence["others_s"] == pytest.approx(LATE_NS / 1e9, abs=0.005)
+
+
+def test_more_work_that_takes_turns_or_no_longer_is_not_told(tmp_path: Path) -> None:
+    folder = recordings.unpack_to_folder("held-clean-z0", tmp_path)
+
+    def give_more(rows: Rows) -> None:
+        rows["tokens"][select_phase(rows, "forward")] *= 2
+
+    change_table(folder, "spans-rank1", give_more)
+    assert find_named(folder, "uneven_batches") == []
+
+    def take_turns(rows: Rows) -> None:
+        lengthen_forward(rows)
+        rows["tokens"][select_phase(rows, "forward") & (rows["step"] % 8 == 0)] //= 4
+
+    change_table(folder, "spans-rank1", take_turns)
+    assert find_named(folder, "uneven_batches") == []
 
 
 def test_forwards_that_gather_parameters_are_not_compared(tmp_path: Path) -> None:

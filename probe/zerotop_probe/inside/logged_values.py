@@ -13,7 +13,7 @@ from typing import Any
 from zerotop_probe.inside.guard import CostMeter, Guard
 from zerotop_probe.recording.logged_names import find_column
 from zerotop_probe.recording.rings.ring_files import RankFiles, TableWriter
-from zerotop_probe.recording.tables import LOGGED, LOGGED_BITS, OPTIMIZER_RATE, RATES_ARE_0
+from zerotop_probe.recording.tables import LOGGED, LOGGED_BITS, NO_RATE, OPTIMIZER_RATE, RATES_ARE_0
 
 # Rates that stay 0 are recorded again after this part more of the steps.
 _MORE = 16
@@ -52,8 +52,13 @@ class _RateMark:
         self._next_step = 0
 
     def find(self, rate: float | None, groups: Iterable[Mapping[str, Any]], step: int) -> int:
-        """Return RATES_ARE_0 if ``rate`` and those of all groups are exactly 0 and that is to be recorded, else 0."""
-        if rate != 0 or step < self._next_step or not all(_has_no_rate(group) for group in groups):
+        """Return RATES_ARE_0 if ``rate`` and those of all groups are as good as 0 and that is to be recorded, else 0."""
+        if (
+            rate is None
+            or not abs(rate) <= NO_RATE
+            or step < self._next_step
+            or not all(_has_no_rate(group) for group in groups)
+        ):
             return 0
         self._next_step = step + 1 + step // _MORE
         return RATES_ARE_0
@@ -91,7 +96,7 @@ class EngineValues:
             self._last = known
             self._logged.write(time_ns, known, mark)
         elif mark:
-            self._logged.write(time_ns, {"learning_rate": 0.0}, mark)
+            self._logged.write(time_ns, {"learning_rate": known["learning_rate"]}, mark)
 
 
 class OptimizerRate:
@@ -123,9 +128,9 @@ class OptimizerRate:
 
 
 def _has_no_rate(group: Mapping[str, Any]) -> bool:
-    """Whether the learning rate of a group of parameters is the number 0, and the optimizer does not make its own."""
+    """Whether the learning rate of a group of parameters is as good as 0, and the optimizer does not make its own."""
     rate = group.get("lr")
-    return isinstance(rate, (float, int)) and rate == 0 and not group.get("relative_step")
+    return isinstance(rate, (float, int)) and abs(rate) <= NO_RATE and not group.get("relative_step")
 
 
 def read_number(value: Any) -> float | None:

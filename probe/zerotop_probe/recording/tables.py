@@ -352,8 +352,10 @@ PROBE = Table(
 LOGGED_BITS = {"loss": 1, "grad_norm": 2, "learning_rate": 4}
 # Further bits of ``known``: the values are of the step that begins, not of the last one that had ended; the loss is what an
 # engine's ``backward`` was given, which a library may log, too, or the script print; the learning rate is that in a loop's
-# optimizer, which a library logs as its scheduler has it; the rates of all groups of parameters are exactly 0.
+# optimizer, which a library logs as its scheduler has it; the rates of all groups of parameters are at most NO_RATE.
 OF_NEXT_STEP, ENGINE_LOSS, OPTIMIZER_RATE, RATES_ARE_0 = 8, 16, 32, 64
+# So small a learning rate changes no parameter, in any number of steps: fp32 tells apart 1e-7 of its value.
+NO_RATE = 1e-12
 
 # What the training's library logged as numbers of Python, and what an engine has on the host: nothing is read from a device.
 LOGGED = Table(

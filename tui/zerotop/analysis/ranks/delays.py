@@ -9,7 +9,17 @@ from typing import NamedTuple
 from zerotop.analysis.findings import Finding
 
 # Findings about a single rank that concern each iteration, or every few, from some step on. Those that have ended do not.
-_KINDS = ("straggler", "data_stall", "repeated_pause", "slow_forward", "slow_cores", "slow_gpu", "slow_clock", "throttled")
+_KINDS = (
+    "straggler",
+    "data_stall",
+    "repeated_pause",
+    "slow_forward",
+    "uneven_batches",
+    "slow_cores",
+    "slow_gpu",
+    "slow_clock",
+    "throttled",
+)
 
 
 class RankDelay(NamedTuple):

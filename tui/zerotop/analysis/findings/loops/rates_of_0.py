@@ -1,4 +1,4 @@
-"""The learning rates of all groups of parameters stay 0, so that no step changes a parameter.
+"""The learning rates of all groups of parameters stay 0, or fall so far, so that no step changes a parameter.
 
 The probe reads them now and then. A logged rate does not count: it is that of the first group, which may be frozen, and what
 a job prints may be rounded.
@@ -7,6 +7,7 @@ a job prints may be rounded.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -14,15 +15,15 @@ from zerotop.analysis.findings.support import Finding, FindingKind, Group, Searc
 from zerotop.recording.samples import Rows
 from zerotop.recording.table_files import Source
 from zerotop_probe.recording.events import Engine, TotalSteps
-from zerotop_probe.recording.tables import LOGGED_BITS, RATES_ARE_0
+from zerotop_probe.recording.tables import LOGGED_BITS, NO_RATE, RATES_ARE_0
 
 _LASTING = FindingKind(
     name="learning_rate_0",
     confidence=0.97,
-    headline="The learning rate has been 0 since step {step}: nothing is learned",
+    headline="The learning rate has been {rate} since step {step}: nothing is learned",
     details=(
-        "All groups of parameters had a learning rate of exactly 0 at each of {readings:count reading} up to step"
-        " {last_step}."
+        "All groups of parameters had a learning rate of {exact} at each of {readings:count reading} up to step"
+        " {last_step}.[ {fell}]"
     ),
     advice=(
         "Look at the rate that the optimizer is given, and at its scheduler: an integer division of steps by those of the"
@@ -31,8 +32,12 @@ _LASTING = FindingKind(
     fix="print(scheduler.get_last_lr())",
 )
 _OVER = _LASTING.with_changes(
-    headline="The learning rate was 0 in steps {step} to {last_step}: nothing was learned in them",
-    details="All groups of parameters had a learning rate of exactly 0 at each of {readings:count reading}.",
+    headline="The learning rate was {rate} in steps {step} to {last_step}: nothing was learned in them",
+    details="All groups of parameters had a learning rate of {exact} at each of {readings:count reading}.[ {fell}]",
+)
+_DECAY = (
+    "Look at its scheduler: one that is meant to be stepped once an epoch, but is stepped with each batch, multiplies the"
+    " rate by its factor each time."
 )
 # Steps with a rate of 0, or half of a short training: a warm-up begins with one, and rises from then on.
 _STEPS, _SHARE, _LEAST_STEPS = 50, 0.5, 10
@@ -53,6 +58,8 @@ class _RateSearch:
         self._has_risen = False
         self._told: Finding | None = None
         self._times: list[int] = []  # of the readings of 0 in a row
+        self._is_exact = True  # whether all of these are exactly 0
+        self._highest = 0.0
 
     def find_new(self) -> Iterator[Finding]:
         """Yield the findings since the last call."""
@@ -62,10 +69,12 @@ class _RateSearch:
             return
         known, rates = samples.rows["known"], samples.rows["learning_rate"]
         is_zero = (known & RATES_ARE_0) > 0
-        for place in np.flatnonzero(is_zero | (((known & LOGGED_BITS["learning_rate"]) > 0) & (rates != 0))).tolist():
+        is_rate = ((known & LOGGED_BITS["learning_rate"]) > 0) & ~(np.abs(rates) <= NO_RATE)
+        for place in np.flatnonzero(is_zero | is_rate).tolist():
             time_ns = int(samples.times[place])
             if is_zero[place]:
                 self._times.append(time_ns)
+                self._is_exact &= rates[place] == 0
                 rows = self._read_steps()
                 if self._told is None and rows["steps"][~rows["skipped"]].sum() >= self._find_least(time_ns):
                     self._told = self._build(_LASTING, int(rows["begin_unix_ns"][0]), int(rows["step"][0]), time_ns)
@@ -73,7 +82,8 @@ class _RateSearch:
             else:
                 if self._told is not None:
                     yield self._build(_OVER, self._told.begin_ns, self._told.step, time_ns)
-                self._times, self._has_risen, self._told = [], True, None
+                self._times, self._has_risen, self._told, self._is_exact = [], True, None, True
+                self._highest = max(self._highest, float(rates[place]))
 
     def _read_steps(self) -> Rows:
         """Return the steps from that of the first reading to that of the last one."""
@@ -86,5 +96,13 @@ class _RateSearch:
         return min(_STEPS, max(_LEAST_STEPS, _SHARE * planned[-1])) if planned else _STEPS
 
     def _build(self, kind: FindingKind, begin_ns: int, step: int | None, known_ns: int) -> Finding:
-        last_step = int(self._read_steps()["step"][-1])
-        return kind.at(self._group, begin_ns, known_ns, {"readings": len(self._times)}, step=step, last_step=last_step)
+        values: dict[str, Any] = {"rate": "0", "exact": "exactly 0", "fell": None}
+        if not self._is_exact:
+            below, kind = f"below {NO_RATE:.0e}", kind.with_changes(advice=_DECAY)
+            values = {
+                "rate": below,
+                "exact": below,
+                "fell": f"Before, it was up to {self._highest:.3g}." if self._highest else None,
+            }
+        values["last_step"] = int(self._read_steps()["step"][-1])
+        return kind.at(self._group, begin_ns, known_ns, {"readings": len(self._times)}, step=step, **values)

@@ -1,4 +1,4 @@
-"""A rank computes more slowly than the others, which wait for it in collectives: its GPU or its cores are slow.
+"""A rank computes longer than the others, which wait for it in collectives: it is slow, or gets larger batches.
 
 Waiting hides the difference in backward and step. It shows in the forward if no rank gathers parameters there (ZeRO up to
 stage 2, DDP), measured on the GPU if there is one. A forward may begin with a broadcast, in which ranks wait for one that is
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds
+from zerotop.analysis.findings.support.links import Kinds, is_simultaneous
 from zerotop.analysis.findings.support.steps.contests import are_equal, find_slow_rounds
 from zerotop.analysis.findings.support.steps.growing_batches import UNKNOWN_SIZES, get_batch_sizes, name_size
 from zerotop.analysis.findings.support.thresholds import STALL_SECONDS
@@ -40,6 +41,22 @@ _KIND = FindingKind(
 _ON_CPU = _KIND.with_changes(
     advice="Compare other processes and the binding to cores with those of the other ranks.", fix="taskset -pc {pid}"
 )
+_UNEVEN = FindingKind(
+    name="uneven_batches",
+    confidence=0.9,
+    headline="Rank {rank} gets {times:.1f} times the {unit} of the others, which wait for it",
+    details=(
+        "In steps {first_step} to {last_step} its batches have {size:,.0f} {unit}, those of the others {others_size:,.0f}"
+        " (medians). Its forward takes {forward_s:seconds}, the others' {others_s:seconds}, {clock}; an iteration takes"
+        " {iteration_s:seconds}."
+    ),
+    advice=(
+        "Deal examples of alike length out to the ranks in turn: where they are sorted or grouped by length, rank by rank of"
+        " each group, not one part of the data to each rank."
+    ),
+    fix="{dealing}",
+    repeats=(Kinds(is_simultaneous, "iteration_shift"),),
+)
 # Its forward takes this many times that of the second slowest rank; clean runs on one node stay below 1.2.
 SLOW_TIMES = 1.3
 # The share of an iteration that it loses in forward alone. Backward, which is longer, loses at least as much.
@@ -48,6 +65,8 @@ SLOW_SHARE = 0.08
 SLOW_STEPS = 10
 # Ranks with the same work have batches that differ by less than this, in tokens or rows.
 _SAME_SIZE = 0.02
+# The batches of one that has more work are so many times as large as any others.
+_LARGER_TIMES = 1.2
 # A clock below this share of the others', and cores waited for beyond theirs, may be the reason.
 _LOWER_CLOCK, _WAITING_CORES = 0.95, 0.2
 
@@ -73,18 +92,33 @@ class _Step(NamedTuple):
     number: int
     known_ns: int
     slow: int  # index of the process that was slow; -1 for none
+    larger: int  # index of the process that had more to do and took longer; -1 for none
     longest_s: float  # forward; NaN in a step that was not recorded
     second_s: float
+    share: float  # of the iteration, by which the longest is longer
 
 
-@in_each_attempt()
+@in_each_attempt(kinds=2)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
-    """Report once for each attempt: the first rank that was slowest in SLOW_STEPS steps in a row."""
+    """Report once for each attempt and kind: the first rank that took longest in SLOW_STEPS steps in a row."""
     if len(window.subject.processes) > 1 and _computes_alone(window.subject):
         examined = window.results(_examine_steps(window), SLOW_STEPS - 1)
         found = find_slow_rounds([one.slow for one in examined], SLOW_STEPS)
         if found is not None:
             yield _build_finding(window.subject, examined[found])
+        uneven = _find_uneven(examined)
+        if uneven is not None:
+            yield _build_uneven(window.subject, uneven)
+
+
+def _find_uneven(examined: Sequence[_Step]) -> Sequence[_Step] | None:
+    """Return the first SLOW_STEPS in a row in which one rank had more to do, and which it made notably longer."""
+    for begin in range(len(examined) - SLOW_STEPS + 1):
+        steps = examined[begin : begin + SLOW_STEPS]
+        ranks = {one.larger for one in steps}
+        if len(ranks) == 1 and min(ranks) >= 0 and float(np.median([one.share for one in steps])) >= SLOW_SHARE:
+            return steps
+    return None
 
 
 def _computes_alone(group: Group) -> bool:
@@ -151,26 +185,34 @@ def _measure_iterations(rows: Sequence[Rows]) -> Floats:
     return longest
 
 
-def _find_slowest(group: Group, steps: Ints, forward: Floats) -> tuple[Ints, Floats, Floats]:
-    """Return the index of the slow process in each step (-1: none), and the two longest forwards (seconds)."""
+def _find_slowest(group: Group, steps: Ints, forward: Floats) -> tuple[Ints, Ints, Floats, Floats, Floats]:
+    """Return the values of _Step from ``slow`` on, for each step."""
     rows = [_select_rows(process, steps) for process in group.processes]
     sizes, total = (
         np.stack([get_batch_sizes(one) for one in rows]),
         forward + np.stack([compute_own_seconds(one) for one in rows]),
     )
-    least = np.maximum(STALL_SECONDS, SLOW_SHARE * _measure_iterations(rows))
+    iterations = _measure_iterations(rows)
+    least = np.maximum(STALL_SECONDS, SLOW_SHARE * iterations)
     index, (second, first) = np.argmax(forward, axis=0), np.partition(forward, (-2, -1), axis=0)[-2:]
     total_second, total_first = np.partition(total, (-2, -1), axis=0)[-2:]
-    is_slow = (first >= SLOW_TIMES * second) & (first - second >= least)
-    is_slow &= (np.argmax(total, axis=0) == index) & (total_first - total_second >= least)
+    is_last = np.argmax(total, axis=0) == index
+    is_slow = (first >= SLOW_TIMES * second) & (first - second >= least) & is_last & (total_first - total_second >= least)
     is_slow &= are_equal(sizes, _SAME_SIZE)
-    return np.where(is_slow, index, -1), first, second
+    size_second, size_first = np.partition(sizes, (-2, -1), axis=0)[-2:]
+    has_more = (
+        is_last & (np.argmax(sizes, axis=0) == index) & (size_first >= _LARGER_TIMES * size_second) & (size_second > 0)
+    )
+    return np.where(is_slow, index, -1), np.where(has_more, index, -1), first, second, (first - second) / iterations
+
+
+_SECONDS = ("longest_s", "second_s")
 
 
 def _build_finding(group: Group, examined: Sequence[_Step]) -> Finding:
     process, steps = group.processes[examined[0].slow], np.array([one.number for one in examined])
     rows, others = _select_rows(process, steps), [other for other in group.processes if other is not process]
-    forward, slowest = (float(np.median(one)) for one in zip(*(one[3:] for one in examined), strict=True))
+    forward, slowest = (float(np.median([getattr(one, name) for one in examined])) for name in _SECONDS)
     iteration = float(np.median(_measure_iterations([_select_rows(one, steps) for one in group.processes])))
     window = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
     machine = _compare_machine(process, others, window)
@@ -187,6 +229,29 @@ def _build_finding(group: Group, examined: Sequence[_Step]) -> Finding:
         clock="measured on the GPU" if process.is_on_gpu else "measured on the host",
         pid=process.source.pid,
         same=same,
+    )
+
+
+def _build_uneven(group: Group, examined: Sequence[_Step]) -> Finding:
+    process, steps = group.processes[examined[0].larger], np.array([one.number for one in examined])
+    each = {one: _select_rows(one, steps) for one in group.processes}
+    sizes = {one: float(np.median(get_batch_sizes(rows))) for one, rows in each.items()}
+    others_size = float(np.median([size for one, size in sizes.items() if one is not process]))
+    forward, others = (float(np.median([getattr(one, name) for one in examined])) for name in _SECONDS)
+    iteration = float(np.median(_measure_iterations(list(each.values()))))
+    return _UNEVEN.at_steps(
+        process,
+        each[process],
+        {"forward_s": forward, "others_s": others, "iteration_s": iteration, "size": sizes[process]},
+        known_ns=max(one.known_ns for one in examined),
+        cost=(forward - others) / iteration,
+        clock="measured on the GPU" if process.is_on_gpu else "measured on the host",
+        times=sizes[process] / others_size,
+        others_size=others_size,
+        unit=name_size(np.concatenate(list(each.values()))) or "rows",
+        first_step=int(steps[0]),
+        last_step=int(steps[-1]),
+        dealing="indices = indices[rank::world_size]",
     )
 
 
