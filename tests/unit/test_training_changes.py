@@ -45,7 +45,7 @@ from zerotop.analysis.memory.memory_table import OUTDATED, build_gpu_lines
 from zerotop.analysis.steps.training_changes import TrainingChange, choose_changes, describe_changes, list_changes
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events, tables
-from zerotop_probe.recording.tables import PHASE_CODE
+from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 
 
 def read_at(recording: Recording, second: float) -> GpuLedger:
@@ -497,6 +497,26 @@ def test_parameters_that_lost_their_optimizer(after: str, line: bool, headlines:
     found = find_named(recording, "unoptimized_parameters")
     assert len(found) == bool(headlines)
     assert all(headlines in one.headline and told in one.details for one in found)
+
+
+@pytest.mark.parametrize("last_s", [19.4, 17.4])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_model_that_is_called_without_its_ddp(ranks: int, last_s: float, tmp_path: Path) -> None:
+    """Steps take half a second from second 10 on; where DDP was seen steps before, those between were only counted."""
+    planted = record_pace(tmp_path, 0.5, 0.5)
+    if ranks == 2:
+        planted.write_engine(1, kind="loop", zero_stage=None, device="cuda:0")
+        spans = [make_span(10 + step / 2, 10.4 + step / 2, "forward", step, BOUNDARY) for step in range(60)]
+        planted.write_records(tables.SPANS, make_identity(1), spans)
+    change = {"name": "no_sync", "before": "off", "after": "bypassed"}
+    times = {"begin_ns": int(last_s * S), "changed_ns": int(19.8 * S)}
+    recording = write_change(planted, 25, change | times)
+    found = find_named(recording, "bypassed_ddp")
+    assert len(found) == ranks - 1
+    for one in found:
+        earlier = "" if last_s > 19 else " or earlier"
+        assert one.headline == f"Gradients are not reduced since step 19{earlier}: model called without DDP"
+        assert one.details.startswith(f"DistributedDataParallel was last seen in step {18 if last_s > 19 else 14};")
 
 
 def test_adapters_that_are_added_again_and_again_are_one_change_at_their_line(tmp_path: Path) -> None:

@@ -300,6 +300,31 @@ def test_forwards_show_whether_gradients_are_reduced_after_them() -> None:
     assert (change["before"], change["after"]) == ("on", "off")
 
 
+def test_a_model_that_is_called_without_its_ddp_for_some_steps() -> None:
+    wrapper, model = torch.nn.Module(), make_model()
+    wrapper.module, wrapper.require_backward_grad_sync = model, True
+    watched = _Watched(model)
+
+    def train(called: Any, steps: int, forwards: int = 1) -> None:
+        for _ in range(steps):
+            for forward in range(forwards):
+                watched.watch.bypassed.note(called, is_first=not forward)
+            watched.watch.note_forward(called)
+            watched.run(1, 1.0)
+
+    train(wrapper, 20)
+    train(make_model(), 20)
+    train(model, 5, forwards=20)  # as an evaluation that keeps gradients
+    train(wrapper, 1)
+    train(model, 10)
+    assert not watched.events
+    train(model, 5)
+    (event,) = watched.events
+    (change,) = event["changes"]
+    assert (change["name"], change["before"], change["after"]) == ("no_sync", "off", "bypassed")
+    assert change["begin_ns"] < change["changed_ns"]
+
+
 def test_a_change_is_found_when_steps_become_longer() -> None:
     model = make_model()
     watched = _Watched(model)

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from zerotop_probe.inside.budget import read_budget
+from zerotop_probe.inside.changes.bypassed_ddp import BYPASSED, BypassedDdp
 from zerotop_probe.inside.changes.checkpoint_calls import CHECKPOINTING
 from zerotop_probe.inside.changes.held_tensors import describe_held
 from zerotop_probe.inside.changes.setting_lines import SettingLines
@@ -80,7 +81,8 @@ class TrainingWatch:
         self.other_autocast: str | None = None
         """The same of the first model in a step that is not trained, such as a teacher; None if none was called."""
         self.no_sync: str | None = None
-        """Whether the first forward of a step was within DDP's no_sync(): ``on`` or ``off``; None without DDP."""
+        """Whether the first forward of a step was within DDP's no_sync(), ``on`` or ``off``; or BYPASSED; None: no DDP."""
+        self.bypassed = BypassedDdp()
         self.begin_recording(lambda time_ns, event, **facts: None, names_lines=False)
 
     def begin_recording(self, write_event: Callable[..., None], *, names_lines: bool) -> None:
@@ -130,6 +132,8 @@ class TrainingWatch:
     def _follow(self, time_ns: int, step: int) -> None:
         self._begin_ns = self._begin_ns or time_ns
         self._end_asking()
+        if self.bypassed.is_lasting and self.no_sync != BYPASSED:
+            self.no_sync, self._wants_look = BYPASSED, True
         self.wants_other_autocast = True
         self._lines.end_step()
         self._has_shifted |= self._follow_time(time_ns, step)
@@ -233,6 +237,8 @@ class TrainingWatch:
         for change, joined_ns in changes:
             finds = self._names_lines and not joined_ns
             changed_ns, place = self._lines.find_place(change, since_ns, frame) if finds else (joined_ns or None, None)
+            if change.after == BYPASSED:
+                changed_ns, self._stood_ns[_NO_SYNC] = self.bypassed.first_ns, self.bypassed.last_ns
             facts: dict[str, Any] = {
                 "name": change.name,
                 "before": _format_value(change.before),
@@ -242,7 +248,7 @@ class TrainingWatch:
                 facts |= {"before": "", "after": ""}
             facts |= {"changed_ns": changed_ns} if changed_ns is not None else {}
             stood_ns = self._stood_ns.get(change.name, 0)
-            facts |= {"begin_ns": stood_ns} if 0 < stood_ns < since_ns else {}
+            facts |= {"begin_ns": stood_ns} if 0 < stood_ns < since_ns or change.after == BYPASSED else {}
             described.append({**facts, **(place._asdict() if place is not None else {})})
         facts = {"last_step": since_step, "begin_ns": since_ns, "changes": described}
         self._write_event(now(), events.TrainingChanged, step=step, **facts)

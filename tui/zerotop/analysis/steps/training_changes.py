@@ -13,8 +13,9 @@ from zerotop_probe.recording.events import ChangedSetting, TrainingChanged
 _MOST_NAMED = 2
 # Gradient checkpointing as a setting of modules, and as calls of PyTorch's functions, which follow from it.
 _BY_MODULES, _BY_CALLS = "module.gradient_checkpointing", "checkpointing"
-UNOPTIMIZED, NO_SYNC = "unoptimized", "no_sync"
-"""The change that parameters are trained, and in no optimizer any more; and whether micro-steps are within no_sync()."""
+UNOPTIMIZED, NO_SYNC, BYPASSED = "unoptimized", "no_sync", "bypassed"
+"""The change that parameters are trained, and in no optimizer any more; and whether micro-steps are within no_sync(), or the
+model is called without its DDP, the value BYPASSED."""
 _ORDER = (
     "dtypes",
     "autocast",
@@ -74,7 +75,7 @@ class TrainingChange(NamedTuple):
         if self.name == UNOPTIMIZED:  # shorter updates
             return _compare(_sum_counts(self.after), _sum_counts(self.before))
         if self.name == NO_SYNC:
-            return _compare(self.after == "on", self.before == "on")
+            return _compare(self.after != "off", self.before != "off")
         if self.name == "module.training":
             return _compare(_sum_counts(self.before), _sum_counts(self.after))
         return self.effect
@@ -179,6 +180,8 @@ def _describe(name: str, before: str, after: str) -> str:
     if name == UNOPTIMIZED:
         count = parse_counts(after).get("elements", 0)
         return f"no optimizer updates {count:,} trained parameters" if count else "optimizers update all parameters again"
+    if name == NO_SYNC and after == BYPASSED:
+        return "the model is called without its DistributedDataParallel"
     if name == NO_SYNC:
         return f"the first micro-step of a step is {'within' if after == 'on' else 'outside of'} DDP's no_sync()"
     if name == _BY_CALLS:

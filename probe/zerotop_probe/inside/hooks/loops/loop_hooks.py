@@ -160,6 +160,7 @@ class LoopHooks:
             if not roots or roots[0]() is not module:
                 self._loop.finder.note_root(module)
             self._note_settings(module)
+            self._probe.watch.bypassed.note(module, is_first=not self._forwards)
             span = recorder.begin_quick(time_ns, _FORWARD, state)
             span.batch = args, kwargs
             self._forwards += 1
@@ -199,6 +200,7 @@ class LoopHooks:
         span = recorder.begin_span(time_ns, "forward", self._loop.get_position())
         if trains:
             self._note_settings(module)
+            self._probe.watch.bypassed.note(module, is_first=not self._forwards)
             self._forwards += 1
             self._first_root = self._first_root or id(module)
         if not trains or self._first_root == id(module):

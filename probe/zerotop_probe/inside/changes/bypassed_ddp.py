@@ -1,0 +1,42 @@
+"""A model that is trained without the DistributedDataParallel that wraps it, so that no gradients are reduced over ranks."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from zerotop_probe.inside.guard import now
+
+BYPASSED = "bypassed"
+"""The value of the setting ``no_sync`` where it is so."""
+
+# Steps in a row with phases that are so.
+_STEPS = 10
+_WRAPPED = "require_backward_grad_sync"  # an attribute that only DDP has
+
+
+class BypassedDdp:
+    """Follows the forwards of the steps whose phases are recorded."""
+
+    def __init__(self) -> None:
+        self._model: weakref.ref[Any] | None = None  # within the DDP that was called last
+        self._steps = 0  # without it, in a row
+        self.last_ns = 0
+        """When DDP was called last."""
+        self.first_ns = 0
+        """When the model was first called without it since then."""
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether in the last steps the model was called without DDP."""
+        return self._steps > _STEPS
+
+    def note(self, module: Any, *, is_first: bool) -> None:
+        """Note a forward that is trained; ``is_first``: of its step."""
+        if _WRAPPED in (facts := vars(module)):
+            model = facts["_modules"].get("module")
+            self._model = weakref.ref(model) if model is not None else None
+            self._steps, self.last_ns = 0, now()
+        elif is_first and self._model is not None and self._model() is module:
+            self._steps += 1
+            self.first_ns = now() if self._steps == 1 else self.first_ns
