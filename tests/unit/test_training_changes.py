@@ -350,6 +350,19 @@ def test_slower_iterations_are_explained_by_what_was_changed(tmp_path: Path) -> 
     assert finding.confidence >= 0.9
 
 
+def test_another_optimizer_is_meant_to_take_its_time(tmp_path: Path) -> None:
+    """Its name is in the script; options of the same one, such as foreach, may be there by mistake."""
+    line = {"changed_ns": int(24.9 * S), "file": "train.py", "line": 46, "function": "main"}
+    names = [("optimizers", "Adam", "LBFGS"), ("optimizer.foreach", "None", "False")]
+    for at, (name, before, after) in enumerate(names):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        change = {"name": name, "before": before, "after": after} | line
+        (finding,) = find_named(write_change(record_pace(folder, 0.5, 1.0), 27.1, change), "iteration_shift")
+        assert "(train.py:46 in main)" in finding.details
+        assert finding.severity is (Severity.WARNING if at else Severity.INFO)
+
+
 def test_parameters_of_several_dtypes_have_no_one_conversion(tmp_path: Path) -> None:
     change = {"name": "dtypes", "before": "9 bfloat16, 1 float32", "after": "8 float32, 2 float64"}
     line = {"changed_ns": int(24.9 * S), "file": "train.py", "line": 86, "function": "main"}

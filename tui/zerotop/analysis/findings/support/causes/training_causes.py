@@ -139,6 +139,8 @@ def check_training(change: StepChange) -> Cause | None:
         return check_code(change)
     is_told = fitting[0].effect_on_time != 0 or fitting[0].line is not None
     cause = Cause(describe_changes(fitting), *_advise(change, fitting[0], change.added_s), 0.95 if is_told else 0.85)
+    # Somebody wrote the name of another optimizer there, and L-BFGS makes several passes in each step.
+    cause = cause._replace(is_expected=any(one.name == "optimizers" for one in fitting))
     return cause._replace(between=_name_steps(change, fitting)) if _is_between_far_looks(change, fitting[0]) else cause
 
 
