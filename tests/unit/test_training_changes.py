@@ -292,7 +292,7 @@ def record_pace(
     before_s: float,
     after_s: float,
     *,
-    gpu_use: float = -1,
+    gpu_use: float | tuple[float, float] = -1,
     passes: Sequence[float] = (),
     with_step: bool = False,
     back: int = 0,
@@ -323,7 +323,11 @@ def record_pace(
     recording.write_records(tables.SPANS, who, spans, born=1)
     recording.write_records(tables.BEGINS, who, begins, born=1)
     recording.write_records(tables.ALLOCATOR, who, [make_reading(11, 2, 4)], born=1)
-    samples = [make_record(tables.GPUS, second, utilization_percent=gpu_use, total_bytes=80 * GIB) for second in range(200)]
+    early, late = gpu_use if isinstance(gpu_use, tuple) else (gpu_use, gpu_use)
+    uses = [early] * 25 + [late] * 175
+    samples = [
+        make_record(tables.GPUS, second, utilization_percent=use, total_bytes=80 * GIB) for second, use in enumerate(uses)
+    ]
     recording.write_records(tables.GPUS, recording.node, samples)
     return recording
 
@@ -348,6 +352,16 @@ def test_slower_iterations_are_explained_by_what_was_changed(tmp_path: Path) -> 
     assert "If train.py:86 in main needs a float32 copy, convert a copy of the model" in finding.advice
     assert finding.fix == "copy.deepcopy(model).float()"
     assert finding.confidence >= 0.9
+
+
+@pytest.mark.parametrize(("uses", "may_wait"), [((40, 100), True), ((97, 100), False), ((-1, -1), False)])
+def test_a_phase_in_which_the_host_may_wait_for_a_gpu_that_is_busier(
+    uses: tuple[int, int], *, may_wait: bool, tmp_path: Path
+) -> None:
+    planted = record_pace(tmp_path, 0.5, 1.0, gpu_use=uses)
+    made = {"name": "dtypes", "before": "9 bfloat16", "after": "9 float32", "changed_ns": int(24.9 * S)}
+    (finding,) = find_named(write_change(planted, 27.1, made), "iteration_shift")
+    assert ("in the backward phase on the host, which may wait for the GPU there;" in finding.details) is may_wait
 
 
 def test_another_optimizer_is_meant_to_take_its_time(tmp_path: Path) -> None:

@@ -194,8 +194,8 @@ def _measure_lost(finding: Finding, later: Rows) -> float:
         before, after = finding.evidence["before_s"], finding.evidence["after_s"]
         # As far beyond the new level as below it, so that iterations that vary count as their mean; a pause is no part,
         # unless it began with that: the change itself may take its time.
-        most = np.where(later["step"] == finding.step, np.inf, 3 * (after - before))
-        lost = np.clip(later["iteration_s"] - before, before - after, most)
+        highest = np.where(later["step"] == finding.step, np.inf, 3 * (after - before))
+        lost = np.clip(later["iteration_s"] - before, before - after, highest)
         return max(0.0, float(np.nansum(lost * later["steps"])))
     if name == "evaluation_growth":
         return float(np.nansum(np.clip(later["eval_s"] - finding.evidence["first_s"], 0.0, None) * later["steps"]))

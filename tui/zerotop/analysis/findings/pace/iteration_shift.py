@@ -15,7 +15,7 @@ from zerotop.analysis.findings.support import Finding, FindingKind, Group, Searc
 from zerotop.analysis.findings.support.causes.batch_causes import BATCH_GROWTH
 from zerotop.analysis.findings.support.causes.late_ranks import blame_rank
 from zerotop.analysis.findings.support.causes.pace_shift import PaceShift
-from zerotop.analysis.findings.support.causes.step_change import Cause, name_part
+from zerotop.analysis.findings.support.causes.step_change import COMPUTING_COLUMNS, Cause, name_part
 from zerotop.analysis.findings.support.gpu_use import BUSY_SHARE
 from zerotop.analysis.findings.support.lines import line_findings
 from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, await_line, has_moved
@@ -262,10 +262,16 @@ def _has_cost_little(told: ToldShift) -> bool:
     return has_cost_little(steps, told.shift.step, told.until_step, told.whole.cost)
 
 
+def _may_wait(shift: PaceShift) -> bool:
+    """Whether a phase became longer on the host while the GPU had more to do, and its work in that phase is not known."""
+    return shift.carrier in COMPUTING_COLUMNS and shift.carrier not in shift.device_parts and shift.is_gpu_busier
+
+
 def _describe_part(shift: PaceShift) -> str | None:
     if not shift.is_by_gpu:
         whose = f" of rank {shift.change.process.rank}" if shift.cause is not None and shift.cause.culprit else ""
-        return f"{name_part(shift.carrier)}{whose}" if shift.carrier else None
+        waits = " on the host, which may wait for the GPU there" if _may_wait(shift) else ""
+        return f"{name_part(shift.carrier)}{whose}{waits}" if shift.carrier else None
     parts = sorted(shift.device_parts.items(), key=lambda one: -abs(one[1]))
     return ", ".join(
         f"{format_seconds(abs(part))} {name_part(name)}"

@@ -131,7 +131,7 @@ class PaceShift:
         if self.device_parts:
             return is_elsewhere and _explains(worked, self.added_s) and _explains(unseen, self.added_s)
         may_be_gpu = self.cause is None or self.cause.is_code
-        return may_be_gpu and self._host_carrier in ("other_s", "data_s") and self._is_gpu_busier
+        return may_be_gpu and self._host_carrier in ("other_s", "data_s") and self.is_gpu_busier
 
     @cached_property
     def gpu_uses(self) -> tuple[float, float]:
@@ -150,7 +150,7 @@ class PaceShift:
         return after < BUSY_SHARE and after * self.after_s - before * self.before_s < _IDLE_SHARE * self.added_s
 
     @property
-    def _is_gpu_busier(self) -> bool:
+    def is_gpu_busier(self) -> bool:
         """Whether the GPU, whose times are unknown, became busy all the time: then the host waits for it."""
         before, after = self.gpu_uses  # a comparison with NaN, for unknown, is false
         return self.added_s > 0 and after >= _BUSY_SHARE and after - before >= 1 - _BUSY_SHARE

@@ -23,7 +23,7 @@ from zerotop_probe.recording.tables import PHASE_CODE
 T = TypeVar("T", events.Garbage, events.Compiled)
 
 _PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s")
-_COMPUTING_COLUMNS = ("forward_s", "backward_s", "step_s")
+COMPUTING_COLUMNS = ("forward_s", "backward_s", "step_s")
 
 _BETWEEN = "between the phases (data, forward, backward, step)"
 
@@ -209,7 +209,7 @@ class StepChange:
             return {}
         timed = read.rows[(read.rows["depth"] == 0) & (read.rows["engine"] == 0) & np.isin(read.rows["step"], steps)]
         seconds = {}
-        for column in _COMPUTING_COLUMNS:
+        for column in COMPUTING_COLUMNS:
             of_phase = timed[timed["phase"] == PHASE_CODE[column.removesuffix("_s")]]
             numbers, index = np.unique(of_phase["step"], return_inverse=True)
             if len(numbers):
