@@ -424,6 +424,23 @@ def test_the_dataset_that_a_crashed_worker_read(tmp_path: Path, workers: list[in
     assert ("dataset" in dead.details) is bool(said)
 
 
+@pytest.mark.parametrize(("pid", "crashed"), [(2135, True), (2136, False)])
+def test_a_worker_of_which_the_last_exception_does_not_say_how_it_ended(pid: int, crashed: bool, tmp_path: Path) -> None:
+    """PyTorch raises another exception while it handles the one that names the signal."""
+    recording = record_two_steps(tmp_path)
+    recording.write_event(make_identity(0), 1.5, events.Hello, rank=0, local_rank=0)
+    recording.write_event(make_identity(0), 51, events.Goodbye)
+    recording.write_event(recording.node, 52, events.RankGone, rank=0, pid=make_identity(0).pid, exit_code=1)
+    last = f"RuntimeError: DataLoader worker (pid(s) {pid}) exited unexpectedly"
+    chained = "\nThe above exception was the direct cause of the following exception:\n\n"
+    frame = 'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n    main()\n'
+    recording.write_output(31, f"{frame}{CRASH}\n{chained}{frame}{last}\n")
+    recording.write_event(recording.node, 53, events.JobEnded, exit_code=1, signal=None, text="The job failed.")
+    (dead,) = _find_dead(recording, 60)
+    assert ("crashed: Segmentation fault" in dead.headline) is crashed
+    assert dead.details.startswith(last)
+
+
 @pytest.mark.parametrize(("code", "said"), [(-15, "was killed by SIGTERM"), (None, "was killed by SIGINT")])
 def test_the_jobs_signal_counts_only_where_nobody_saw_the_ranks(tmp_path: Path, code: int | None, said: str) -> None:
     recording = record_two_steps(tmp_path)

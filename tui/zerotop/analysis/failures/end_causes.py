@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from zerotop.analysis.code_line import read_line
-from zerotop.analysis.failures.rank_ends import RankEnd
+from zerotop.analysis.failures.rank_ends import RankEnd, read_printed_ends
 from zerotop.analysis.failures.tracebacks import Traceback
 from zerotop.recording.moments.at import At
 from zerotop_probe.recording.events import LoaderStarted, Node
@@ -352,7 +352,7 @@ def choose_shortage(
     at: At, host: str, rank: int | None, traceback: Traceback | None
 ) -> tuple[EndCause, dict[str, Any]] | None:
     """Return the cause for a shortage that an exception reports, and its values; None if it reports none."""
-    shortage = find_shortage(traceback) if traceback is not None else None
+    shortage = _find_first_shortage(at, traceback) if traceback is not None else None
     if shortage is None:
         return None
     of_rank = f" of rank {rank}" if rank is not None else ""
@@ -372,6 +372,16 @@ def choose_shortage(
         "reader_place": reader.location if reader is not None else None,
         "shared_bytes": next(filter(None, reversed(sizes)), None) if shortage.kind is Short.SHARED_MEMORY else None,
     }
+
+
+def _find_first_shortage(at: At, traceback: Traceback) -> WorkerShortage | None:
+    """Return the shortage that an exception reports, or for a worker of which it says no more than that, one before it."""
+    shortage, worker = find_shortage(traceback), _WORKER.search(traceback.message)
+    if shortage is not None or worker is None:
+        return shortage
+    earlier = [one for one in read_printed_ends(at).tracebacks if one.time_ns <= traceback.time_ns]
+    known = filter(None, map(find_shortage, reversed(earlier)))
+    return next((one for one in known if one.worker_pid == int(worker["pid"])), None)
 
 
 def _find_loader(at: At, host: str, pid: int | None) -> LoaderStarted | None:
