@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zerotop.analysis.formatting import format_parameters
 from zerotop.ui.drawing import formatting as form
 from zerotop.ui.drawing.units import BINARY, DECIMAL, DEFAULT_UNITS, PaceUnit, Sizes, UnitChoice, set_units
 
@@ -190,3 +191,10 @@ def test_ticks_reach_over_the_longest_in_1_2_5_steps(longest: float, most: int) 
     assert round(top / distance) <= most
     first_digit = distance / 10.0 ** math.floor(math.log10(distance) + 1e-9)
     assert min(abs(first_digit - digit) for digit in (1, 2, 5, 10)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(8.03e9, "8,030.0 M"), (1e6, "1.0 M"), (999_999, "999,999"), (43_096, "43,096"), (0, "0")]
+)
+def test_parameters(count: float, text: str) -> None:
+    assert format_parameters(count) == text

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.formatting import format_count
+from zerotop.analysis.formatting import format_count, format_parameters
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.rank_records import add_library
 from zerotop_probe.recording import events
@@ -148,8 +148,8 @@ class EngineSummary:
         if not self.parameters:
             return ""
         trained = self.trainable_parameters
-        some = f" ({trained / 1e6:,.1f} M trained)" if trained is not None and trained < self.parameters else ""
-        return f"{self.parameters / 1e6:,.1f} M parameters{some}"
+        some = f" ({format_parameters(trained)} trained)" if trained is not None and trained < self.parameters else ""
+        return f"{format_parameters(self.parameters)} parameters{some}"
 
 
 def read_first_engine(at: At) -> EngineFacts:

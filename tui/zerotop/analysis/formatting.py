@@ -80,6 +80,11 @@ def format_percent(share: float, decimals: int = 0) -> str:
     return f"{share * 100:.{decimals}f} %"
 
 
+def format_parameters(count: float) -> str:
+    """Return a number of parameters: ``8,030.0 M``, or each of fewer than a million: ``43,096``."""
+    return f"{count / 1e6:,.1f} M" if count >= 1e6 else f"{count:,.0f}"
+
+
 def format_count(count: int, noun: str) -> str:
     """Return ``1 rank`` or ``2 ranks``."""
     return f"{count} {pluralize(count, noun)}"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zerotop.analysis.formatting import format_bytes, format_count, format_seconds
+from zerotop.analysis.formatting import format_bytes, format_count, format_parameters, format_seconds
 from zerotop.analysis.memory.caching_allocator import AllocatorRules
 from zerotop.analysis.memory.expected.beyond_allocated import MeasuredContext
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
@@ -341,14 +341,16 @@ def _describe_time(time: EstimatedTime) -> str:
 def _describe_subject(subject: ModelCase, hardware: Hardware, training: TrainingSettings) -> list[str]:
     size = f", {format_bytes(hardware.gpu_bytes)} each" if hardware.gpu_bytes else ""
     gpus = f"{hardware.nodes} x {format_count(hardware.gpus, 'GPU')}{size}"
-    trained = f", {subject.model.trainable / 1e6:,.1f} M of them trained" if subject.model.frozen_bytes is not None else ""
+    trained = (
+        f", {format_parameters(subject.model.trainable)} of them trained" if subject.model.frozen_bytes is not None else ""
+    )
     lines = [
-        f"{subject.name}: {subject.model.parameters / 1e6:,.1f} M parameters on {gpus}{trained}",
+        f"{subject.name}: {format_parameters(subject.model.parameters)} parameters on {gpus}{trained}",
     ]
     if training.read:
         lines.append(f"from the given arguments: {', '.join(training.read)}")
     if subject.shape.vision:
-        size = f"{subject.shape.vision / 1e6:,.1f} M of them"
+        size = f"{format_parameters(subject.shape.vision)} of them"
         lines.append(f"its vision part has {size}: its activations, which depend on the images, are not counted")
     if subject.shape.counted is None:
         rule = "rule of thumb of Korthikanti et al. 2022 (arXiv:2205.05198)"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from zerotop.analysis.formatting import format_bytes, format_count
+from zerotop.analysis.formatting import format_bytes, format_count, format_parameters
 from zerotop.analysis.sweeps.baseline import NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.search import LargestResult, describe_fragmentation
 from zerotop.analysis.sweeps.series import choose_axis
@@ -107,7 +107,9 @@ def _find_knowledge(plan: Plan, recording: str | None) -> Knowledge:
         and shape.parameters is not None
         and abs(shape.parameters / base.setup.parameters - 1) > _SAME_MODEL
     ):
-        sizes = f"{base.setup.parameters / 1e6:,.1f} M parameters, and {plan.model} {shape.parameters / 1e6:,.1f} M"
+        sizes = (
+            f"{format_parameters(base.setup.parameters)} parameters, and {plan.model} {format_parameters(shape.parameters)}"
+        )
         raise Problem(f"--from {recording}: it has {sizes}, so it tells nothing of this model")
     return Knowledge(shape, base)
 

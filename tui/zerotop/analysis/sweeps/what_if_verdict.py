@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 from zerotop.analysis.failures.out_of_memory import PostMortem
-from zerotop.analysis.formatting import Text, format_bytes, format_percent, format_seconds, pluralize
+from zerotop.analysis.formatting import Text, format_bytes, format_parameters, format_percent, format_seconds, pluralize
 from zerotop.analysis.hardware.gpu_speeds import measure_mfu
 from zerotop.analysis.memory.expected.beyond_allocated import Interval, JobMemory, add_intervals
 from zerotop.analysis.sweeps.asked_setting import EVALUATION, Setting, WhatIfAnswer
@@ -284,7 +284,7 @@ def describe_baseline(base: Baseline) -> str:
     size = f", {format_bytes(base.gpu_bytes)} each" if base.gpu_bytes else ""
     gpus = f"{base.nodes} x {base.gpus} {base.gpu or 'GPU'}{'s' if base.gpus > 1 else ''}{size}"
     gpus += f", {base.ranks_on_gpu} ranks on each" if base.ranks_on_gpu > 1 else ""
-    return f"{base.name}: {base.setup.parameters / 1e6:,.1f} M parameters on {gpus}{describe_steps(base)}"
+    return f"{base.name}: {format_parameters(base.setup.parameters)} parameters on {gpus}{describe_steps(base)}"
 
 
 def describe_steps(base: Baseline) -> str:

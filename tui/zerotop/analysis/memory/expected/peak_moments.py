@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from zerotop.analysis.formatting import format_parameters
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected
 from zerotop.analysis.memory.tensor_inventory import (
@@ -125,7 +126,8 @@ def list_states(setup: EngineSetup) -> Iterable[MemoryRow]:
         divided = _divide(setup, _PARTITIONED_FROM[name])
         whole = size * setup.ranks if divided else size
         count = setup.parameters - setup.trainable if name == FROZEN_PARAMETERS else setup.trainable
-        yield MemoryRow(name.replace("_", " "), size, f"{whole / max(1, count):.2g} bytes x {count / 1e6:,.1f} M{divided}")
+        each = f"{whole / max(1, count):.2g} bytes x {format_parameters(count)}{divided}"
+        yield MemoryRow(name.replace("_", " "), size, each)
 
 
 def _share(setup: EngineSetup, count: float, stage: int = 1) -> float:
