@@ -15,6 +15,7 @@ from zerotop.recording import storage as folders
 from zerotop.recording.memory_map import choose_room
 from zerotop.recording.reader import Recording, RecordingError
 from zerotop_probe.recording import directory, tables
+from zerotop_probe.recording.events import JobEnded
 from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
 
 MOST_OPEN = 48
@@ -279,6 +280,18 @@ def test_damaged_files_are_counted(tmp_path: Path, head: bytes) -> None:
     recording = Recording.open(folder)
     assert read_times(recording) == [[1]]
     assert recording.damaged_files == 1
+
+
+def test_a_file_without_a_whole_header_is_cut_once_the_job_is_over(tmp_path: Path) -> None:
+    folder = make_recording(tmp_path)
+    write_probe(folder, 1).close()
+    (path,) = folder.glob("*.rec")
+    path.write_bytes(path.read_bytes()[:100])
+    assert Recording.open(folder).cut_files == 0
+    writer = EventWriter(str(folder), WHO)
+    writer.write(1, JobEnded, exit_code=0, signal=None, text="The job ended.")
+    writer.close()
+    assert Recording.open(folder).cut_files == 1
 
 
 def test_objects_are_never_read(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ class Recording:
         self._clocks.find_offset(info)
         self._event_files: list[EventFile] = []
         self._known_files: set[str] = set()
+        self._begun_files: set[str] = set()  # without a whole header so far
         self._moments = Moments()
         self.kept: dict[Any, Any] = {}
         """What has been computed of the whole recording."""
@@ -227,8 +228,11 @@ class Recording:
 
     @property
     def cut_files(self) -> int:
-        """Number of files that lack records at their end although further files of their tables follow."""
-        return len(self._folder.cut_files)
+        """Number of files that lack records at their end, as far as that shows.
+
+        Further files of their tables follow; or the recording is over, and they have no whole header.
+        """
+        return len(self._folder.cut_files) + (len(self._begun_files) if self.is_over else 0)
 
     @property
     def damaged_lines(self) -> int:
@@ -295,8 +299,10 @@ class Recording:
         try:
             line = read_first_line(self._folder, name)
             if not line.endswith(b"\n"):
+                self._begun_files.add(name)
                 return False
             self._known_files.add(name)
+            self._begun_files.discard(name)
             header = read_header(line, name)
             if header["table"] in self.sources:
                 writer = parse_writer(header)
