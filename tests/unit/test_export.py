@@ -275,6 +275,7 @@ def test_a_number_says_its_unit(tmp_path: Path) -> None:
         "cores",
         "load",
         "boundaries",
+        "child_processes",
     }
     counts |= {"retries", "ooms", "segments", "device_allocs", "device_frees", "lost", "errors", "cgroup_oom_kills"}
     counts |= {"major_faults", "loader_workers", "loader_blocked"}

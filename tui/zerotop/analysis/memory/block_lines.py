@@ -79,23 +79,29 @@ class Look:
         return f"Peak memory of {before}step {self.first_step}"
 
     def describe_lines(self) -> Text | None:
-        """Return a sentence about the lines that have allocated the most; None without any."""
+        """Return a sentence about the lines that have allocated the most; None without any.
+
+        What no line has allocated, such as backward itself, is named where it is more than that of a named line.
+        """
         sums: dict[str, int] = {}
         texts: dict[str, set[str]] = {}
         for blocks in self.blocks:
-            if blocks.line is not None:
-                sums[blocks.place] = sums.get(blocks.place, 0) + blocks.total_bytes
-                texts.setdefault(blocks.place, set()).add(blocks.text)
-        largest = sorted(sums, key=lambda place: sums[place], reverse=True)[:_MOST_LINES]
-        if not largest:
+            sums[blocks.place] = sums.get(blocks.place, 0) + blocks.total_bytes
+            texts.setdefault(blocks.place, set()).add(blocks.text)
+        ordered = sorted(sums, key=lambda place: sums[place], reverse=True)
+        named = {blocks.place for blocks in self.blocks if blocks.line is not None}
+        lines = [place for place in ordered if place in named][:_MOST_LINES]
+        if not lines:
             return None
+        largest = [place for place in ordered if place in lines or (place not in named and sums[place] > sums[lines[-1]])]
         values: dict[str, Any] = {}
         for number, place in enumerate(largest):
             text, *others = sorted(texts[place])
             if others:  # the calls below the line that all count, and of which none is named
                 text = text.partition(" (")[0]
             values |= {f"size{number}": sums[place], f"line{number}": text}
-        parts = [f"{{size{number}:size}} at {{line{number}}}" for number in range(len(largest))]
+        words = ["at" if place in lines else "by" if place == PHASES[OTHER] else "in" for place in largest]
+        parts = [f"{{size{number}:size}} {word} {{line{number}}}" for number, word in enumerate(words)]
         return Text(f"{self.description}, by line: {', '.join(parts)}.", values)
 
 
