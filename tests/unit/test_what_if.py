@@ -22,6 +22,7 @@ import pytest
 from recordings import FOLDER, find_packed_file, open_recording
 from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.findings.support.gpu_use import measure_gpu_use, measure_use_in_steps
+from zerotop.analysis.findings.support.memory.square_blocks import SquareBlocks
 from zerotop.analysis.formatting import format_bytes, format_seconds
 from zerotop.analysis.memory.expected.peak_moments import LOSS, REDUCTION
 from zerotop.analysis.memory.expected.zero_model import is_foreach
@@ -182,6 +183,26 @@ def test_more_tokens_never_need_less() -> None:
         memory = predict_memory(base, setup, base.work)
         assert memory.allocated.low <= memory.allocated.likely <= memory.allocated.high
         assert all(moment.bytes > 0 for moment in memory.moments)
+
+
+def test_blocks_of_rows_x_rows_grow_with_the_square_of_the_rows() -> None:
+    plain = read("gpu-gpt2")
+    loss = next(
+        row for row in predict_memory(plain, plain.setup, plain.work).moments[0].rows if row.name == "logits and loss"
+    )
+    rows = plain.work.micro_batch
+    item_bytes = int(loss.bytes / 2 / rows**2)
+    base = replace(plain, square=SquareBlocks(1, rows, item_bytes, ""))
+
+    def name_rows(micro_batch: int) -> dict[str, float]:
+        moment = predict_memory(base, base.setup, replace(base.work, micro_batch=micro_batch)).moments[0]
+        return {row.name: row.bytes for row in moment.rows}
+
+    recorded, doubled = name_rows(rows), name_rows(2 * rows)
+    assert recorded["blocks of rows x rows"] == rows**2 * item_bytes
+    assert recorded["blocks of rows x rows"] + recorded["logits and loss"] == pytest.approx(loss.bytes)
+    assert doubled["blocks of rows x rows"] == 4 * recorded["blocks of rows x rows"]
+    assert doubled["logits and loss"] == pytest.approx(2 * recorded["logits and loss"])
 
 
 def ask(capsys: pytest.CaptureFixture[str], name: str, *options: str) -> str:
