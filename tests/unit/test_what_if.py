@@ -33,6 +33,7 @@ from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes, choos
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.grading import ask_for
 from zerotop.analysis.sweeps.ranking import build_recorded, find_hardware
+from zerotop.analysis.sweeps.recorded_moments import LaterBatch
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
 from zerotop.analysis.sweeps.what_if_time import find_time_obstacle, predict_time
 from zerotop.analysis.sweeps.what_if_verdict import (
@@ -765,3 +766,30 @@ def test_the_pace_of_steps_after_those_of_the_forecast_is_told(capsys: pytest.Ca
     said = ask(capsys, "outside-frames")
     assert f" From step {step} on, steps took {format_seconds(seconds)} (median), whose phases were not recorded" in said
     assert read("z2").later is None
+
+
+def test_measured_figures_of_later_steps_with_the_asked_batch_win() -> None:
+    base = read("gpu-long", until_step=20)
+    later = LaterBatch(base.work.micro_batch, 2 * base.work.sequence, base.work.accumulation, 2 * base.peak, (21, 40))
+    base = replace(base, later=(20, 0.5), later_batch=later)
+    answer = answer_changes(base, Changes(seq_length=2 * base.work.sequence))
+    assert answer.measured_more == 2 * base.peak
+    assert answer.room is not None
+    assert answer.room.needed == pytest.approx(answer.recorded.needed + base.peak)
+    assert f"with {format_bytes(2 * base.peak)} allocated in steps 21 to 40" in judge_gpu(answer)
+    assert describe_time(answer).startswith("Time of a step: 500 ms, the median from step 20 on, with this batch")
+    other = answer_changes(base, Changes(seq_length=4 * base.work.sequence))
+    assert other.measured_more is None
+    assert "with this batch" not in describe_time(other)
+
+
+def test_a_gpu_that_is_always_busy_takes_no_known_time_for_another_batch() -> None:
+    base = read("gpu-gpt2")
+    assert base.times is not None
+    host = (base.times.forward, base.times.backward)
+    busy = replace(base, times=replace(base.times, launches=host, busy=1.0))
+    other = replace(base.work, micro_batch=2 * base.work.micro_batch)
+    assert "always busy" in find_time_obstacle(busy, base.setup, other, base.nodes)
+    assert not find_time_obstacle(busy, base.setup, base.work, base.nodes)
+    less = replace(base, times=replace(base.times, launches=host, busy=0.5))
+    assert not find_time_obstacle(less, base.setup, other, base.nodes)

@@ -27,7 +27,7 @@ from zerotop.analysis.memory.kept_memory import Leak, find_leak
 from zerotop.analysis.memory.nvml_snapshot import read_device_memory
 from zerotop.analysis.memory.phase_peaks import PhasePeak, read_rank_peaks
 from zerotop.analysis.sweeps.phase_times import PhaseTimes, measure_times
-from zerotop.analysis.sweeps.recorded_moments import MicroStep, RankMoments, find_moments
+from zerotop.analysis.sweeps.recorded_moments import LaterBatch, MicroStep, RankMoments, find_moments
 from zerotop.recording.keys import GpuKey, RankProcess, identify_process
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.devices import find_gpu_name, find_limit, locate_allocators
@@ -80,6 +80,7 @@ class Baseline:
     pace_change: int | None = None  # the step at which the median changed before them, else the next one after them
     mean_s: float | None = None  # of the iterations up to the next such change, pauses included
     later: tuple[int, float] | None = None  # the step of the next such change, and the median iteration since then
+    later_batch: LaterBatch | None = None  # of all steps since then
     ranks_on_gpu: int = 1  # those that share a GPU
     threads: int | None = None  # of a rank's CPU optimizer; None for one on each core of the node
     machine: Mapping[str, float] = field(default_factory=dict)  # what `doctor --measure` found on a machine like it
@@ -166,6 +167,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         square=_find_square(at, process, rows),
         rules=_read_rules(at),
         later=chosen.stretch.measure_later(process) if until_step is None else None,
+        later_batch=chosen.stretch.read_later(process) if until_step is None else None,
         threads=_read_threads(at),
         model=str(engine.model or ""),
         steps=(int(chosen.rows["step"][0]), int(chosen.rows["step"][-1])),
