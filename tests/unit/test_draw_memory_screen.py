@@ -14,6 +14,7 @@ from microscope_recording import record_trace
 from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.failures.end_causes import OTHER_SIZE
 from zerotop.analysis.memory.memory_table import SUM_ALLOCATED, SUM_DEVICE, MemoryLine
+from zerotop.analysis.memory.phase_peaks import MIXED
 from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.views.memory_view import MemoryView, read_memory_view
 from zerotop.ui.app.viewer import Viewer
@@ -89,6 +90,19 @@ def test_the_table(tmp_path: Path) -> None:
     assert rows["DeepSpeed's estimate"] == ["14.00", "20.00", "-6.00"]
     assert rows["rule of thumb"] == ["19.50", "18.50", "+1.00"]
     assert lines[-2:] == ["", "Peak: backward, 19.50 GiB in step 1"]
+
+
+@pytest.mark.parametrize(("steps", "is_told"), [((5, 9), False), ((0, 9), True)])
+def test_no_rule_of_a_step_stands_beside_the_peak_of_other_steps(
+    steps: tuple[int, int], is_told: bool, tmp_path: Path
+) -> None:
+    view = view_of(record_two_steps(tmp_path), 29.5)
+    assert view.peaks is not None
+    peak = view.peaks.owning_peak
+    size = 2 * peak.allocated_bytes
+    mixed = replace(peak, phase=MIXED, allocated_bytes=size, step=steps[0], last_step=steps[1])
+    changed = replace(view, peaks=replace(view.peaks, phases=(mixed, *view.peaks.phases)))
+    assert ("rule of thumb, backward" in rows_text(draw_gpu_ledger(changed, 80, 22, BLOCKS))) is is_told
 
 
 def test_the_last_addend_is_underlined_and_sums_stand_out(tmp_path: Path) -> None:

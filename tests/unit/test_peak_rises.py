@@ -12,6 +12,7 @@ import pytest
 
 import recordings
 from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.analysis.findings.memory import memory_step
 from zerotop.analysis.findings.support.evidence import Process
 from zerotop.analysis.findings.support.memory.peak_rises import PeakRise
 from zerotop.recording.reader import Recording
@@ -55,6 +56,19 @@ def test_a_rise_is_told_once_with_its_ranks(
 def test_reserved_memory_is_not_left(tmp_path: Path) -> None:
     (step,) = _find_rises(recordings.unpack_to_folder("hand-rank0", tmp_path), (2, 2))
     assert "125 GiB of the device are left" in step.details
+
+
+@pytest.mark.parametrize(
+    ("free", "told"),
+    [
+        (100 * GIB, "100 GiB of the device are left"),
+        (float("nan"), "PyTorch does not hold 125 GiB of the device"),
+    ],
+)
+def test_only_what_nvml_calls_free_is_left(free: float, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(memory_step, "measure_free_bytes", lambda process, known_ns: free)
+    (step,) = _find_rises(recordings.unpack_to_folder("hand-rank0", tmp_path), (2, 2))
+    assert f"; {told}." in step.details
 
 
 @pytest.mark.parametrize(

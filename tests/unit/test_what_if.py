@@ -22,6 +22,7 @@ import pytest
 from recordings import FOLDER, find_packed_file, open_recording
 from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.findings.support.gpu_use import measure_gpu_use, measure_use_in_steps
+from zerotop.analysis.findings.support.memory.square_blocks import SquareBlocks
 from zerotop.analysis.formatting import format_bytes, format_seconds
 from zerotop.analysis.memory.expected.peak_moments import LOSS, REDUCTION
 from zerotop.analysis.memory.expected.zero_model import is_foreach
@@ -32,6 +33,7 @@ from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes, choos
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.grading import ask_for
 from zerotop.analysis.sweeps.ranking import build_recorded, find_hardware
+from zerotop.analysis.sweeps.recorded_moments import LaterBatch
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
 from zerotop.analysis.sweeps.what_if_time import find_time_obstacle, predict_time
 from zerotop.analysis.sweeps.what_if_verdict import (
@@ -182,6 +184,26 @@ def test_more_tokens_never_need_less() -> None:
         memory = predict_memory(base, setup, base.work)
         assert memory.allocated.low <= memory.allocated.likely <= memory.allocated.high
         assert all(moment.bytes > 0 for moment in memory.moments)
+
+
+def test_blocks_of_rows_x_rows_grow_with_the_square_of_the_rows() -> None:
+    plain = read("gpu-gpt2")
+    loss = next(
+        row for row in predict_memory(plain, plain.setup, plain.work).moments[0].rows if row.name == "logits and loss"
+    )
+    rows = plain.work.micro_batch
+    item_bytes = int(loss.bytes / 2 / rows**2)
+    base = replace(plain, square=SquareBlocks(1, rows, item_bytes, ""))
+
+    def name_rows(micro_batch: int) -> dict[str, float]:
+        moment = predict_memory(base, base.setup, replace(base.work, micro_batch=micro_batch)).moments[0]
+        return {row.name: row.bytes for row in moment.rows}
+
+    recorded, doubled = name_rows(rows), name_rows(2 * rows)
+    assert recorded["blocks of rows x rows"] == rows**2 * item_bytes
+    assert recorded["blocks of rows x rows"] + recorded["logits and loss"] == pytest.approx(loss.bytes)
+    assert doubled["blocks of rows x rows"] == 4 * recorded["blocks of rows x rows"]
+    assert doubled["logits and loss"] == pytest.approx(2 * recorded["logits and loss"])
 
 
 def ask(capsys: pytest.CaptureFixture[str], name: str, *options: str) -> str:
@@ -744,3 +766,30 @@ def test_the_pace_of_steps_after_those_of_the_forecast_is_told(capsys: pytest.Ca
     said = ask(capsys, "outside-frames")
     assert f" From step {step} on, steps took {format_seconds(seconds)} (median), whose phases were not recorded" in said
     assert read("z2").later is None
+
+
+def test_measured_figures_of_later_steps_with_the_asked_batch_win() -> None:
+    base = read("gpu-long", until_step=20)
+    later = LaterBatch(base.work.micro_batch, 2 * base.work.sequence, base.work.accumulation, 2 * base.peak, (21, 40))
+    base = replace(base, later=(20, 0.5), later_batch=later)
+    answer = answer_changes(base, Changes(seq_length=2 * base.work.sequence))
+    assert answer.measured_more == 2 * base.peak
+    assert answer.room is not None
+    assert answer.room.needed == pytest.approx(answer.recorded.needed + base.peak)
+    assert f"with {format_bytes(2 * base.peak)} allocated in steps 21 to 40" in judge_gpu(answer)
+    assert describe_time(answer).startswith("Time of a step: 500 ms, the median from step 20 on, with this batch")
+    other = answer_changes(base, Changes(seq_length=4 * base.work.sequence))
+    assert other.measured_more is None
+    assert "with this batch" not in describe_time(other)
+
+
+def test_a_gpu_that_is_always_busy_takes_no_known_time_for_another_batch() -> None:
+    base = read("gpu-gpt2")
+    assert base.times is not None
+    host = (base.times.forward, base.times.backward)
+    busy = replace(base, times=replace(base.times, launches=host, busy=1.0))
+    other = replace(base.work, micro_batch=2 * base.work.micro_batch)
+    assert "always busy" in find_time_obstacle(busy, base.setup, other, base.nodes)
+    assert not find_time_obstacle(busy, base.setup, base.work, base.nodes)
+    less = replace(base, times=replace(base.times, launches=host, busy=0.5))
+    assert not find_time_obstacle(less, base.setup, other, base.nodes)

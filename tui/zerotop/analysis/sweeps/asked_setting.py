@@ -10,6 +10,7 @@ from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError
 from zerotop.analysis.sweeps.estimates import USABLE_HOST
+from zerotop.analysis.sweeps.recorded_moments import LaterBatch
 from zerotop.analysis.sweeps.regimes import PURE_DEEPSPEED, size_states
 from zerotop.analysis.sweeps.settings import OFFLOAD, PARTIAL_OFFLOAD, STAGE, find_excess, find_obstacle
 from zerotop.analysis.sweeps.what_if import change_setup, name_offload, predict_memory
@@ -77,12 +78,13 @@ class WhatIfAnswer:
     @property
     def room(self) -> Room | None:
         """What it needs at most of what a GPU has; None if its size is not known."""
-        return self.memory.measure_room(self.gpu_bytes, self.limit_bytes, self.measured_most)
+        memory = self.memory if self.later_batch is None or self.measured_more is None else self.recorded
+        return memory.measure_room(self.gpu_bytes, self.limit_bytes, self.measured_most)
 
     @property
     def measured_most(self) -> int | None:
         """The most that the recording allocated outside of the forecast's steps, if the answer is for its own setting."""
-        if self.is_changed or self.failure is not None:
+        if (self.is_changed and self.measured_more is None) or self.failure is not None:
             return None
         return max(self.measured_more or 0, self.base.start_peak)
 
@@ -125,8 +127,15 @@ class WhatIfAnswer:
 
     @property
     def measured_more(self) -> int | None:
-        """The most that the recording allocated, in a step, if the answer is for its own setting and says less."""
+        """The most that a recorded step of the asked setting allocated, if the forecast says less."""
+        if (later := self.later_batch) is not None:
+            return later.peak if later.peak >= self.base.peak else None
         return None if self.is_changed or self.base.highest_peak is None else self.base.highest_peak.allocated_bytes
+
+    @property
+    def later_batch(self) -> LaterBatch | None:
+        """The batch of later steps of the recording, if the answer is for that and nothing else differs."""
+        return find_later_batch(self.base, self.setting)
 
     @property
     def full_steps(self) -> tuple[int, int] | None:
@@ -182,7 +191,18 @@ def answer_changes(base: Baseline, changes: Changes, gpu_bytes: int | None = Non
     )
 
 
+def find_later_batch(base: Baseline, setting: Setting) -> LaterBatch | None:
+    """Return the batch of later steps, if only the work of the setting differs, and is that of theirs."""
+    asked, work, later = setting.work, base.work, base.later_batch
+    if later is None or (setting.setup, setting.ranks_on_gpu) != (base.setup, base.ranks_on_gpu) or asked == work:
+        return None
+    own = replace(work, micro_batch=later.micro_batch, sequence=later.sequence, accumulation=later.accumulation)
+    return later if asked == own else None
+
+
 def _predict_time(base: Baseline, setting: Setting) -> TimePrediction:
+    if find_later_batch(base, setting) is not None:
+        return TimePrediction((), (0.0, 0.0, 0.0), "It was measured.")
     asked, recorded = ((one.setup, one.work, one.ranks_on_gpu) for one in (setting, base))
     if base.ranks_on_gpu > 1 and asked != recorded:
         reason = "Ranks share a GPU in the recording, so how long it computes for each is not known: record a few steps."

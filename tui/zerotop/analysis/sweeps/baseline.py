@@ -11,9 +11,12 @@ from dataclasses import dataclass, field, replace
 from math import ceil, isfinite
 from typing import Any
 
+import numpy as np
+
 from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.failures.last_moments import have_batches_grown
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
+from zerotop.analysis.findings.support.memory.square_blocks import SquareBlocks, find_square_blocks
 from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.memory.caching_allocator import DEFAULT_RULES, MIB, AllocatorRules
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
@@ -24,16 +27,18 @@ from zerotop.analysis.memory.kept_memory import Leak, find_leak
 from zerotop.analysis.memory.nvml_snapshot import read_device_memory
 from zerotop.analysis.memory.phase_peaks import PhasePeak, read_rank_peaks
 from zerotop.analysis.sweeps.phase_times import PhaseTimes, measure_times
-from zerotop.analysis.sweeps.recorded_moments import MicroStep, RankMoments, find_moments
+from zerotop.analysis.sweeps.recorded_moments import LaterBatch, MicroStep, RankMoments, find_moments
 from zerotop.recording.keys import GpuKey, RankProcess, identify_process
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.devices import find_gpu_name, find_limit, locate_allocators
+from zerotop.recording.moments.rank_records import RankRecords
 from zerotop.recording.reader import Recording, Source
 from zerotop.recording.steps.step_table import RankSteps, StepTable
 from zerotop_probe.recording.event_values import DIMENSIONS
 from zerotop_probe.recording.events import Engine, EngineFacts, Hello, OutOfMemory
 
 _HIGHER = 1.02  # times the peak of the steps that stand for the setting
+_LOWER = 0.9  # times that peak, which is less than before a rise
 
 
 class NoBaselineError(Exception):
@@ -66,6 +71,7 @@ class Baseline:
     limit_bytes: int | None = None  # what PyTorch may use of the GPU, if less
     failure: PostMortem | None = None  # the lack of memory that the job did not survive
     leak: Leak | None = None  # of the rank whose steps left most behind
+    square: SquareBlocks | None = None  # of rows x rows elements, that the peak has had since it rose
     rules: AllocatorRules = DEFAULT_RULES
     model: str = ""  # its class
     steps: tuple[int, int] | None = None  # the first and the last of those whose memory counts
@@ -74,6 +80,7 @@ class Baseline:
     pace_change: int | None = None  # the step at which the median changed before them, else the next one after them
     mean_s: float | None = None  # of the iterations up to the next such change, pauses included
     later: tuple[int, float] | None = None  # the step of the next such change, and the median iteration since then
+    later_batch: LaterBatch | None = None  # of all steps since then
     ranks_on_gpu: int = 1  # those that share a GPU
     threads: int | None = None  # of a rank's CPU optimizer; None for one on each core of the node
     machine: Mapping[str, float] = field(default_factory=dict)  # what `doctor --measure` found on a machine like it
@@ -157,8 +164,10 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         start_peak=max(
             (one.allocated_bytes for peaks in read_rank_peaks(at) for one in peaks.phases if one.phase == "init"), default=0
         ),
+        square=_find_square(at, process, rows),
         rules=_read_rules(at),
         later=chosen.stretch.measure_later(process) if until_step is None else None,
+        later_batch=chosen.stretch.read_later(process) if until_step is None else None,
         threads=_read_threads(at),
         model=str(engine.model or ""),
         steps=(int(chosen.rows["step"][0]), int(chosen.rows["step"][-1])),
@@ -194,6 +203,21 @@ def _find_highest(at: At, least: float) -> PhasePeak | None:
     peaks = (peak for one in read_rank_peaks(at) for peak in one.phases if peak.is_in_step)
     highest = max(peaks, key=lambda peak: peak.allocated_bytes, default=None)
     return highest if highest is not None and highest.allocated_bytes > least else None
+
+
+def _find_square(at: At, process: RankSteps, last: Any) -> SquareBlocks | None:
+    """Return the blocks of rows x rows elements that made the peak rise to that of the step ``last``; None without any."""
+    steps = process.recorded_steps
+    steps = steps[(steps["step"] <= last["step"]) & (steps["allocated_peak_bytes"] > 0) & (steps["rows"] > 0)]
+    lower = np.flatnonzero(steps["allocated_peak_bytes"] < _LOWER * last["allocated_peak_bytes"])
+    if not len(lower) or lower[-1] + 1 == len(steps):
+        return None
+    before, after = steps[lower[-1]], steps[lower[-1] + 1]
+    grown = float(last["allocated_peak_bytes"]) - float(before["allocated_peak_bytes"])
+    records = RankRecords(at, identify_process(process.source))
+    found = find_square_blocks(records, int(before["end_unix_ns"]), after, grown)
+    is_of_last = found is not None and found.rows == int(last["rows"]) // max(1, int(last["micro_steps"]))
+    return found if is_of_last else None
 
 
 def _find_limit(at: At, ranks: Sequence[RankSteps], gpu_bytes: int | None) -> int | None:

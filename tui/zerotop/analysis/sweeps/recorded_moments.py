@@ -34,6 +34,16 @@ _NEW_PACE = 1.2  # times as long, or as short: more than runs of one setting dif
 _SAME_PEAK = 0.05  # of allocated memory, by which steps of one moment differ at most
 
 
+class LaterBatch(NamedTuple):
+    """The batch of steps after those that stand for the setting, and the most that they allocated (0: unknown)."""
+
+    micro_batch: int
+    sequence: int
+    accumulation: int
+    peak: int
+    steps: tuple[int, int]
+
+
 class SteadySteps(NamedTuple):
     """Steps without a lasting change of pace, until another one begins."""
 
@@ -51,6 +61,17 @@ class SteadySteps(NamedTuple):
         later = rows["iteration_s"][(rows["step"] >= self.end) & (rows["steps"] == 1)]
         later = later[np.isfinite(later)]
         return (int(self.end), float(np.median(later))) if len(later) else None
+
+    def read_later(self, process: RankSteps) -> LaterBatch | None:
+        """Return the one batch of all steps since it ended; None if they differ or it is unknown."""
+        rows = process.step_rows
+        rows = rows[(rows["step"] > self.end) & (rows["rows"] > 0) & (rows["micro_steps"] > 0)]
+        if len(np.unique(rows[["rows", "tokens", "micro_steps"]])) != 1:
+            return None
+        micro_steps, peak = int(rows["micro_steps"][0]), int(rows["allocated_peak_bytes"].max())
+        micro_batch = int(rows["rows"][0]) // micro_steps
+        sequence = max(0, int(rows["tokens"][0])) // micro_steps // max(1, micro_batch)
+        return LaterBatch(micro_batch, sequence, micro_steps, peak, (int(rows["step"][0]), int(rows["step"][-1])))
 
     def measure_median(self, process: RankSteps) -> float:
         """Return the median seconds of a rank's iterations; NaN without any."""

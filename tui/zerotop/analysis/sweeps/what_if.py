@@ -47,6 +47,7 @@ _HOST_SPREAD = 0.15  # of the host memory that differs
 _HOST_NOISE = 0.08  # between runs
 _CONTEXT_STEP = 0.32e9  # contexts of one setting differ by this, as NCCL and cuBLAS open one more channel or handle
 _BEYOND = "beyond the formulas"
+_SQUARE = "blocks of rows x rows"
 _SAME_MOMENT = 0.02  # a measured backward is this close to the moment that decided it
 
 
@@ -60,6 +61,7 @@ class TokenBytes:
     is_loss_measured: bool  # else another moment was higher
     fixed: float  # of the backward's peak, what no moment explains: perhaps it does not scale
     reduction: float  # of a reduction that decides, what its formula lacks
+    square: float = 0.0  # of blocks of rows x rows elements, which grow with the square of the rows
 
 
 def change_setup(setup: EngineSetup, stage: int, offload: str) -> EngineSetup:
@@ -145,6 +147,15 @@ def _list_static(setup: EngineSetup, work: Workload) -> list[MemoryRow]:
 
 
 def _read_token_bytes(base: Baseline) -> TokenBytes:
+    """Return what scales with tokens, and apart from that the blocks of rows x rows in the moment of the loss."""
+    tokens = _read_loss(base)
+    if base.square is None:
+        return tokens
+    square = min(float(base.square.bytes), tokens.loss - tokens.layers)
+    return replace(tokens, loss=tokens.loss - square, logits=min(tokens.logits, tokens.loss - square), square=square)
+
+
+def _read_loss(base: Baseline) -> TokenBytes:
     setup, work, first, last = base.setup, base.work, base.first, base.last
     gathered = _sum(list_gathered(_shape(base), setup))
     saved = max(0.0, first.forward_end - first.kept - gathered)
@@ -195,6 +206,10 @@ def _list_moments(base: Baseline, tokens: TokenBytes, setup: EngineSetup, work: 
         *layers,
         MemoryRow("logits and loss", (tokens.loss - tokens.layers) * ratio, f"{scaled}: beyond what the forward keeps"),
     ]
+    if tokens.square and base.square is not None:
+        square = (work.micro_batch / base.work.micro_batch) ** 2
+        note = f"measured{f', x {square:.3g}' if square != 1 else ''}: {base.square.text}"
+        loss.append(MemoryRow(_SQUARE, tokens.square * square, note))
     same_work = work.checkpointing == base.work.checkpointing
     if tokens.fixed and same_work and (list_buckets(setup, work) or not list_buckets(base.setup, base.work)):
         loss.append(
@@ -275,7 +290,7 @@ def _find_width(base: Baseline, tokens: TokenBytes, setup: EngineSetup, work: Wo
     width = _SETUP_SPREAD * moment.bytes if setup != base.setup else 0.0
     for row in moment.rows:
         change = abs(row.bytes - before.get(row.name, 0.0))
-        by_tokens = row.name in ("activations", "logits and loss", _BEYOND)
+        by_tokens = row.name in ("activations", "logits and loss", _BEYOND, _SQUARE)
         by_layers = row.name in ("layers at the new setting", "recomputed layer", "gradients in a layer")
         width += change * (_LAYERS_SPREAD if by_layers else _TOKENS_SPREAD if by_tokens else _STATES_SPREAD)
     if setup.offload_optimizer != base.setup.offload_optimizer and not setup.largest_layer and setup.stage in (1, 2):

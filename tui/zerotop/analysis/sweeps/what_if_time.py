@@ -52,6 +52,7 @@ _SPREAD = 1.5  # of other rates: as many times more or less
 _RUN_SPREADS = {COMPUTE: 0.05, LAUNCHES: 0.25, COMMUNICATION: 0.25, OPTIMIZER: 0.3, TRANSFERS: 0.3, BETWEEN: 0.3}
 _RANKS = 1.5  # as many times these, with another number of ranks on a node's cores
 _MOST_ON_NODE = 16  # GPUs that NVLink connects in NVIDIA's HGX and DGX machines
+_ALL_BUSY = 0.98  # share of the time in which kernels run: then more of them take longer
 _MOST_WIDE = 4.0  # times the least, which an interval's most is not beyond: else it tells nothing
 
 
@@ -137,6 +138,11 @@ def find_time_obstacle(base: Baseline, setup: EngineSetup, work: Workload, nodes
         return (
             "In the recording the GPU waits for the host, so the time that it takes for a row is not known: record a few"
             " steps with the larger micro-batch."
+        )
+    if is_scaled and times.busy >= _ALL_BUSY and not _is_gpu_slower(times):
+        return (
+            "In the recording the GPU is always busy, but its arithmetic does not tell with what, so the time of another"
+            " batch is not known: record a few steps with it."
         )
     if nodes > base.nodes:
         return "The connection of more nodes than recorded was not measured: record a few steps on them."

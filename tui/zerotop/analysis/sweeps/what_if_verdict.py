@@ -129,10 +129,11 @@ def judge_gpu(answer: WhatIfAnswer) -> Text:
         return Text(f"{start}{rest}", values)
     if answer.measured_more is not None and answer.base.steps is not None:
         growth = describe_growth(answer)
+        later = answer.later_batch
         values |= {
             "growth": growth or None,
             "most": answer.measured_more,
-            "steps": describe_peak(answer.base),
+            "steps": name_steps(later.steps) if later is not None else describe_peak(answer.base),
             "last": answer.base.steps[1],
         }
         verdict = {
@@ -142,7 +143,8 @@ def judge_gpu(answer: WhatIfAnswer) -> Text:
         start = verdict[answer.fits] if answer.fits is not None else ": it needed up to {needed:bytes} of each GPU"
         values["forecast"] = answer.memory.allocated.likely
         rest = ", with {most:bytes} allocated in {steps}[, {growth}]."
-        rest += " The rows are of step {last}, which allocated {forecast:bytes}."
+        of_last = " The rows are of step {last}, which allocated {forecast:bytes}."
+        rest += " The rows are a forecast from step {last}." if later is not None else of_last
         return Text(f"{{name}}{start}{rest}", values)
     values["start"] = answer.base.start_peak
     more = " Before the first step, the recording allocated up to {start:bytes}."
@@ -233,6 +235,11 @@ def describe_recorded(answer: WhatIfAnswer) -> Iterator[Text]:
 
 def describe_time(answer: WhatIfAnswer) -> str:
     """Return the time of a step before and after, or why it is not known."""
+    tokens = answer.setting.work.tokens * answer.setting.work.accumulation * answer.setting.setup.ranks
+    if answer.later_batch is not None and answer.base.later is not None:
+        step, seconds = answer.base.later
+        pace = f"; at that pace {tokens / seconds:,.0f} tokens/s" if answer.setting.work.sequence else ""
+        return f"Time of a step: {format_seconds(seconds)}, the median from step {step:,} on, with this batch{pace}."
     if not answer.time.rows:
         return f"Time: not known. {answer.time.reason}"
     low, likely, high = answer.time.seconds
@@ -242,7 +249,6 @@ def describe_time(answer: WhatIfAnswer) -> str:
     is_usual = mean > _FAR_MEAN * before
     text = f"Time of a {'usual ' if is_usual else ''}step: {format_seconds(before)} -> {format_seconds(likely)}{between}"
     if answer.setting.work.sequence:
-        tokens = answer.setting.work.tokens * answer.setting.work.accumulation * answer.setting.setup.ranks
         text += f"; at that pace {tokens / likely:,.0f} tokens/s"
         base, setup = answer.base, answer.setting.setup
         gpus = answer.setting.gpus * answer.setting.nodes

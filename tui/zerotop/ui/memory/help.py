@@ -28,7 +28,8 @@ TERMS: tuple[tuple[str, str], ...] = (
         "rule of thumb",
         "parameters + optimizer + the larger of activations and (gradients + the update's buffers),\n"
         "from the sizes after an update and the highest peaks of forward and of the update, beside the highest peak of a\n"
-        "step. Where that is not the peak of the other rows, as in an evaluation, its phase is named.",
+        "step. Where that is not the peak of the other rows, as in an evaluation, its phase is named. It is left out where\n"
+        "their peak is in several phases of other steps, whose batch may be another one.",
     ),
     (
         "master weights, state",

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from zerotop.analysis.memory.ledger_rows import GROWN
 from zerotop.analysis.memory.memory_table import MemoryLine
-from zerotop.analysis.memory.phase_peaks import BEFORE
+from zerotop.analysis.memory.phase_peaks import BEFORE, MIXED
 from zerotop.analysis.memory.tensor_inventory import MODEL_STATES
 from zerotop.analysis.views.memory_view import MemoryView
 from zerotop.ui.drawing.formatting import MISSING, SizeUnit, choose_size_unit, format_rough_time
@@ -110,7 +110,12 @@ def _build_estimate_lines(view: MemoryView) -> list[MemoryLine]:
         line.row is not None and (line.row.is_kept or line.key == GROWN) and line.now_bytes > _MUCH_KEPT * size
         for line in view.lines
     )
-    if view.rule is not None and view.peaks is not None and peak is not None and not is_kept:
+    # Several phases of other steps may have had another batch, as longer sequences.
+    owner = view.peaks.owning_peak if view.peaks is not None else None
+    is_of_others = (
+        owner is not None and peak is not None and owner.phase == MIXED and not owner.step <= peak.step <= owner.last_step
+    )
+    if view.rule is not None and view.peaks is not None and peak is not None and not is_kept and not is_of_others:
         # The other figures of that column may be of another peak, as of an evaluation.
         moment = f", {peak.phase.replace('_', ' ')}" if peak is not view.peaks.owning_peak else ""
         lines.append(MemoryLine("rule", f"rule of thumb{moment}", size, size, view.rule.peak_bytes))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.causes.batch_causes import has_more_forwards, name_owner, read_forwards
+from zerotop.analysis.findings.support.gpu_use import measure_free_bytes
 from zerotop.analysis.findings.support.links import Kinds, grew_with_leak, took_more_for_growth
 from zerotop.analysis.findings.support.memory import peak_rises
 from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look, find_growth, find_scale, read_looks
@@ -32,7 +34,8 @@ _KIND = FindingKind(
     details=(
         "{cause}[; it began after step {earlier}][; {kept_bytes:bytes} instead of {kept_before:bytes} stay allocated after"
         " each step][; {others}][; {lines}]"
-        "[; {side_bytes:bytes} are reserved for another stream than the training's][; {left:bytes} of the device are left]."
+        "[; {side_bytes:bytes} are reserved for another stream than the training's][; {left:bytes} of the device are left]"
+        "[; PyTorch does not hold {unheld:bytes} of the device]."
     ),
     advice="See what stays allocated: trace a step with the microscope (x on the Memory screen).",
     superseded_by=(Kinds(grew_with_leak, "memory_creep"), Kinds(took_more_for_growth, "batch_growth")),
@@ -151,14 +154,18 @@ def _build_finding(group: Group, change: SharedRise, found: FoundLook) -> Findin
         kind = kind.with_changes(headline=_OF_SOME)
     device, micro_batch = process.device_bytes, group.engine.micro_batch
     taken_bytes = max(after_bytes, float(after["reserved_peak_bytes"].max()))
-    left = device - taken_bytes if device else None
+    unheld = device - taken_bytes if device else None
+    free = measure_free_bytes(process, found.known_ns)
+    # NVML may have been read before the rise only.
+    left = min(free, unheld) if unheld is not None and isfinite(free) else None
     lines = _name_line(process, begin_ns, found.look)
     earlier, first = step.between
     if changed_step is not None:
         earlier, first = changed_step - 1, changed_step
     is_exact = first - earlier <= 1
     since = f"from step {first} on" if is_exact else f"by step {first}"
-    values: dict[str, Any] = {"left": left, "cause": cause, "lines": lines, "micro_batch": micro_batch or ""}
+    values: dict[str, Any] = {"cause": cause, "lines": lines, "micro_batch": micro_batch or ""}
+    values |= {"left": left, "unheld": unheld if left is None else None}
     values |= {"since": since, "earlier": None if is_exact else earlier}
     values |= {"others": _STEADY if change.others_steady else None, "concerned": change.ranks}
     values |= {"side_bytes": _measure_side_stream(step, found.known_ns)}

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Process
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.memory.block_lines import Look
 from zerotop.analysis.memory.tensor_inventory import BEFORE_BACKWARD, read_held
+from zerotop.recording.moments.rank_records import RankRecords
 from zerotop_probe.recording.events import Tensors
 
 # The size of an element; blocks from LARGE_BYTES on are rounded up to whole units, and are a segment each.
@@ -29,6 +29,11 @@ class SquareBlocks(NamedTuple):
     item_bytes: int
     column: str  # the only known variable of [rows, 1]; empty without one
     place: str | None = None  # the only line that is known to allocate such blocks
+
+    @property
+    def bytes(self) -> int:
+        """Their size in all."""
+        return self.number * self.rows**2 * self.item_bytes
 
     @property
     def text(self) -> Text:
@@ -61,7 +66,7 @@ class SquareBlocks(NamedTuple):
         return self._replace(place=places.pop()) if len(places) == 1 else self
 
 
-def find_square_blocks(process: Process, before_ns: int, step: Any, grown: float) -> SquareBlocks | None:
+def find_square_blocks(process: RankRecords, before_ns: int, step: Any, grown: float) -> SquareBlocks | None:
     """Return the blocks of rows x rows elements that explain a rise of the peak by ``grown`` bytes; None if that is not so.
 
     ``before_ns``: the end of the last step before the rise. ``step``: the first one after it (STEP_DTYPE).
@@ -88,14 +93,14 @@ def find_square_blocks(process: Process, before_ns: int, step: Any, grown: float
     return None
 
 
-def _is_new_size(process: Process, size: int, until_ns: int) -> bool:
+def _is_new_size(process: RankRecords, size: int, until_ns: int) -> bool:
     """Whether no block had this size when blocks were counted before, activations included."""
     counts = [one for one in process.events_of(Tensors) if one.unix_ns <= until_ns and one.unclaimed_groups]
     sizes = {group[0] for one in counts for group in one.unclaimed_groups or () if group}
     return any(one.when == BEFORE_BACKWARD for one in counts) and size not in sizes
 
 
-def _find_column(process: Process, rows: int, until_ns: int) -> str:
+def _find_column(process: RankRecords, rows: int, until_ns: int) -> str:
     held = [one for event in process.events_of(Tensors) if event.unix_ns <= until_ns for one in read_held(event)]
     names = {one.name for one in held if one.shape == (rows, 1)}
     return names.pop() if len(names) == 1 else ""
