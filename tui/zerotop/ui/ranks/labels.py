@@ -9,6 +9,7 @@ from zerotop.analysis.ranks.nodes import Network
 from zerotop.analysis.ranks.outliers import ALIKE_SHARE, WARNING_SHARE, Skew
 from zerotop.ui.charts import choose_scale
 from zerotop.ui.drawing.formatting import format_duration, format_fixed
+from zerotop_probe.recording.metrics import SECONDS
 
 ESTIMATE_MARK = "≈"
 _PHASE_PHRASES = {
@@ -48,6 +49,13 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
     if skew is None:
         return "Ranks are compared once two of them have finished a step.", "Nothing to compare.", False
     steps = f"the last {skew.steps} steps" if skew.steps > 1 else "the only step"
+    if not skew.is_well_known:
+        timed = skew.timed_steps if skew.fewest_timed is None else skew.fewest_timed
+        text = f"of {steps} only {timed} of a rank {'was' if timed == 1 else 'were'} recorded with phases"
+        return f"Too few steps to compare phases: {text}.", "Too few steps to compare phases.", False
+    if not skew.is_clear:
+        text = f"in {steps} phases vary more from step to step than between ranks"
+        return f"No rank is clearly slower: {text}.", "No rank is clearly slower.", False
     if skew.is_alike:
         largest = max(skew.most_s, skew.lag_s, 0.0) / skew.iteration_s if skew.iteration_s > 0 else 0.0
         if largest >= ALIKE_SHARE:  # one takes less
@@ -83,6 +91,17 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
         f"Rank {rank}: {own} {phase}, {others} {usual} ({share}).",
         skew.iteration_share >= WARNING_SHARE and skew.is_well_known,
     )
+
+
+def describe_alike(metrics: list[RankMetric], least_s: float) -> str:
+    """Name the metrics in which ranks are alike; times by how far they may be apart, a large part of a short phase."""
+    times = ", ".join(metric.value.label for metric in metrics if metric.value.unit == SECONDS)
+    values = ", ".join(metric.value.label for metric in metrics if metric.value.unit != SECONDS)
+    parts = (
+        f"less than {format_duration(least_s)} apart: {times}" if times else "",
+        values and f"alike on all ranks: {values}",
+    )
+    return "; ".join(part for part in parts if part)
 
 
 def _name_steps(skew: Skew) -> str:
