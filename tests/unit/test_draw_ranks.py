@@ -216,6 +216,9 @@ def test_sentences_about_skew() -> None:
     assert describe_skew(replace(few, fewest_timed=5), 3, 8)[0] == (
         "Too few steps to compare phases: of the last 44 steps only 5 of a rank were recorded with phases."
     )
+    assert describe_skew(late, 3, 8, names_iteration=True)[1] == (
+        "Rank 3 delays the others by 310 ms (11 % of 2.75 s) for its data."
+    )
     assert describe_skew(replace(late, is_clear=False), 3, 8)[1] == "No rank is clearly slower."
     assert describe_alike([RankMetric.DATA, RankMetric.CORES], 0.00207) == (
         "less than 2.07 ms apart: data; alike on all ranks: CPU cores"

@@ -39,10 +39,13 @@ def format_estimate(value: float, largest: float, width: int, *, is_estimate: bo
     return f"{ESTIMATE_MARK}{text.strip()}".rjust(width) if is_estimate and text.startswith(" ") else text
 
 
-def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str, str, bool]:
+def describe_skew(
+    skew: Skew | None, rank: int | None, ranks: int, *, names_iteration: bool = False
+) -> tuple[str, str, bool]:
     """Return (sentence on how ranks differ, a short version, whether it is a warning).
 
-    ``rank`` is the rank that ``skew`` is about.
+    ``rank`` is the rank that ``skew`` is about. ``names_iteration``: the short version says of which time a share is, beside
+    figures of other iterations.
     """
     if ranks == 1:
         return "One rank, and no other one to compare it with: 3 shows where its time goes.", "One rank.", False
@@ -77,7 +80,8 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
         on_average = "" if skew.is_in_each else " on average"
         if skew.told is None and skew.timed_steps < skew.steps:
             what = f"Rank {rank} delays {others} by {ESTIMATE_MARK}{format_duration(delay_s)}"
-        return text, f"{what}{on_average} ({share}) {phase}.", skew.delays_others
+        of = f" of {format_duration(delay_s / delay_share)}" if names_iteration and delay_share > 0 else ""
+        return text, f"{what}{on_average} ({share}{of}) {phase}.", skew.delays_others
     if skew.is_effect:
         most = _format_small(skew.longest_delay_s / skew.iteration_s)
         text = (
