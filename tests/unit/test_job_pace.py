@@ -89,6 +89,7 @@ def test_no_figure_takes_more_time_than_the_steps_did() -> None:
     rows["begin_unix_ns"] = np.arange(10) * 1_500_000_000
     rows["end_unix_ns"] = rows["begin_unix_ns"] + 1_500_000_000
     assert measure_mean(rows) == pytest.approx(1.5)
+    assert measure_iteration(rows) == pytest.approx(1.5)
     assert measure_token_rate(rows, np.full(10, 30)) == pytest.approx(20.0)
 
 

@@ -18,6 +18,7 @@ Chosen = slice | NDArray[np.bool_]
 """Which of some steps."""
 # The share of a number of tokens that may depend on when the batch changed.
 _MOST_DOUBT = 0.03
+_LEAST_OVERLAP = 0.95  # from which on steps on their slowest ranks are as long as those of the job
 _MOST_RECORDED = 0.98  # of the steps, from which on the time of all is known
 
 
@@ -77,9 +78,21 @@ def find_usual(iteration_s: Floats, skipped: NDArray[np.bool_]) -> NDArray[np.bo
 
 
 def measure_iteration(rows: Rows) -> float:
-    """Return the median seconds of the usual iterations of a job (STEP_DTYPE); NaN without any."""
+    """Return the median seconds of the usual iterations of a job (STEP_DTYPE); NaN without any.
+
+    Where ranks do not wait for each other in each step, the slowest one of each takes longer than a step of the job: then
+    from the end of a step to the next one's.
+    """
     usual = find_usual(rows["iteration_s"], rows["skipped"])
-    return float(np.median(rows["iteration_s"][usual])) if usual.any() else math.nan
+    if not usual.any():
+        return math.nan
+    if measure_overlap(rows) < _LEAST_OVERLAP:
+        ends = np.maximum.accumulate(rows["end_unix_ns"])
+        is_next = usual[1:] & find_recorded(rows)[:-1] & (np.diff(rows["step"]) == rows["steps"][1:])
+        is_next &= rows["eval_s"][1:] + rows["checkpoint_s"][1:] == 0
+        if is_next.any():
+            return float(np.median((np.diff(ends) / np.maximum(1, rows["steps"][1:]))[is_next])) / 1e9
+    return float(np.median(rows["iteration_s"][usual]))
 
 
 def measure_overlap(steps: Rows) -> float:
