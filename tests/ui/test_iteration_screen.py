@@ -131,6 +131,14 @@ def test_excluded_iterations_are_counted_by_reason() -> None:
     assert describe_left_out(fold_of("hand-rank0")) == "excluded: 101 only counted, 50 outliers"
 
 
+def test_excluded_iterations_are_named_where_the_row_has_no_room_for_them() -> None:
+    fold = fold_of("hand-rank0")
+    shown = ShownWaveform(fold, delay="Rank 1 delays the other one by 24.8 ms (21 % of 116 ms) in forward.")
+    rows = [row_text(row) for row in draw_waveform(shown, 80, 20, BLOCKS, GrowingScales())]
+    assert len(rows) == 20
+    assert sum(row.strip() == describe_left_out(fold) for row in rows) == 1
+
+
 async def test_a_pinned_fold_is_behind_later_ones_and_survives_other_screens() -> None:
     async with open_app(recordings.open_recording("story"), step=8) as screen:
         assert "skipped steps 1–8" in screen.read_text()

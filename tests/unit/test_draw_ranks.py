@@ -24,7 +24,7 @@ from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rows import row_text, row_width
 from zerotop.ui.ranks.heatmap import MapRows, draw_map, max_shown_steps
 from zerotop.ui.ranks.iteration_bars import draw_iteration_bars
-from zerotop.ui.ranks.labels import describe_skew
+from zerotop.ui.ranks.labels import describe_alike, describe_skew
 from zerotop.ui.ranks.lines import plan_lines
 from zerotop.ui.ranks.model import METRICS, Ranking, RankPicture, describe_empty
 from zerotop.ui.ranks.section import choose_heat_range
@@ -213,6 +213,16 @@ def test_sentences_about_skew() -> None:
     few = replace(late, since_step=None, timed_steps=12)
     assert ", estimated from 12 of the last 44 steps: it averages" in describe_skew(few, 3, 8)[0]
     assert ", estimated from 12 of the 44 steps since step 20: " in describe_skew(replace(few, since_step=20), 3, 8)[0]
+    assert describe_skew(replace(few, fewest_timed=5), 3, 8)[0] == (
+        "Too few steps to compare phases: of the last 44 steps only 5 of a rank were recorded with phases."
+    )
+    assert describe_skew(late, 3, 8, names_iteration=True)[1] == (
+        "Rank 3 delays the others by 310 ms (11 % of 2.75 s) for its data."
+    )
+    assert describe_skew(replace(late, is_clear=False), 3, 8)[1] == "No rank is clearly slower."
+    assert describe_alike([RankMetric.DATA, RankMetric.CORES], 0.00207) == (
+        "less than 2.07 ms apart: data; alike on all ranks: CPU cores"
+    )
     early = replace(late, delay_s=0.01)  # it makes up for its data in another phase: nobody waits for it
     assert describe_skew(early, 3, 8)[0].startswith(
         "Rank 3 takes 310 ms for its data in each step since step 20, the others"

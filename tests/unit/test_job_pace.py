@@ -89,6 +89,7 @@ def test_no_figure_takes_more_time_than_the_steps_did() -> None:
     rows["begin_unix_ns"] = np.arange(10) * 1_500_000_000
     rows["end_unix_ns"] = rows["begin_unix_ns"] + 1_500_000_000
     assert measure_mean(rows) == pytest.approx(1.5)
+    assert measure_iteration(rows) == pytest.approx(1.5)
     assert measure_token_rate(rows, np.full(10, 30)) == pytest.approx(20.0)
 
 
@@ -114,11 +115,22 @@ def make_counted(sizes: list[int], rows: list[int]) -> tuple[Rows, Ints]:
 
 def test_counted_steps_have_the_tokens_of_the_known_ones_around_them() -> None:
     assert measure_token_rate(*make_counted([100] * 10 + [0] * 70 + [100, 0, 100, 0], [4] * 84)) == pytest.approx(100)
-    # Padded batches, of which the last known ones happen to be longer.
+    # As without padding, all in the same time: too unlike to tell those of the others.
     steps, tokens = make_counted([100, 0, 120] * 10 + [0] * 60 + [280, 300] * 5, [4] * 100)
-    assert measure_token_rate(steps, tokens) == pytest.approx(182)
+    assert math.isnan(measure_token_rate(steps, tokens))
     assert measure_token_rate(steps, tokens, slice(-10, None)) == pytest.approx(290)
-    assert math.isnan(measure_token_rate(steps, tokens, slice(40, 50)))  # none of them is known
+
+
+def test_counted_steps_of_varying_length_have_the_tokens_of_known_ones_in_the_same_time() -> None:
+    """The known ones happen to be shorter than the others."""
+    lengths = np.array([100, 300, 160, 320, 90, 280] * 20)
+    steps, tokens = make_counted([int(length) if length < 200 else 0 for length in lengths], [4] * 120)
+    steps["iteration_s"] = lengths / 1000 * (1 + 0.05 * (-1.0) ** (np.arange(120) // 2))
+    truth = float(lengths.sum() / steps["iteration_s"].sum())
+    assert measure_token_rate(steps, tokens) == pytest.approx(truth, rel=0.02)
+    steps["iteration_s"][0] = 10.0  # it starts up
+    with_start = float(lengths.sum() / steps["iteration_s"].sum())
+    assert measure_token_rate(steps, tokens) == pytest.approx(with_start, rel=0.02)
 
 
 def test_there_is_no_token_rate_where_sequences_grew_in_steps_that_were_only_counted() -> None:

@@ -252,6 +252,26 @@ def test_counted_steps_are_estimated_alike_in_the_sentence_and_in_the_table(tmp_
     assert (skew.own_s, skew.usual_s) == pytest.approx((beside.own, beside.usual))
 
 
+def test_a_difference_is_told_from_enough_steps_of_both_ranks_and_out_of_their_spread(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 2, 40, late_s={1: 0.1}, sampled=False)
+    matrix = build_matrix(tmp_path)
+    late = find_skew(matrix)
+    assert late is not None
+    assert late.delays_others
+    noise = np.where(np.arange(matrix.recent_count) % 10 == 0, 0.9, -0.1)  # as long on average, in few steps
+    data = matrix.times[RankMetric.DATA].copy()
+    data[1, -matrix.recent_count :] += noise
+    vague = find_skew(replace(matrix, times=matrix.times | {RankMetric.DATA: data}))
+    assert vague is not None
+    assert (vague.is_clear, vague.is_alike, vague.delays_others) == (False, True, False)
+    for metric, times in matrix.times.items():
+        if metric is not RankMetric.ITERATION:
+            times[0, 5:] = np.nan
+    few = find_skew(replace(matrix))
+    assert few is not None
+    assert (few.fewest_timed, few.is_well_known, few.is_alike) == (4, False, True)
+
+
 def test_ranks_that_are_alike_are_reported_to_be(tmp_path: Path) -> None:
     write_ranks(tmp_path, 4, 8, sampled=False)
     skew = find_skew(build_matrix(tmp_path))

@@ -17,7 +17,8 @@ _ONSET_SHARE = 0.9  # share of the steps since a difference began that show it
 WARNING_SHARE = 0.1  # of an iteration: larger differences are a warning
 _DELAY_SHARE = 0.05  # of an iteration: a rank for which others wait this long is shown first
 _SAME_DELAY = 1.25  # times: by as much a delay differs from the one that a finding told of a part of its steps
-_FEWEST_TIMED = 8  # steps with phases that show it, in many
+_FEWEST_TIMED = 8  # steps with phases of each rank that show it, in many
+_CLEAR = 2.0  # standard errors of the difference's mean over steps: smaller differences are chance
 _MIN_LAG_S = 0.001  # smaller differences are noise of the clocks
 # Phases without communication show causes. In the others ranks wait for each other, so they show effects too.
 # With sharded parameters they do so in the forward, too.
@@ -86,6 +87,8 @@ class Skew:
     is_in_each: bool = True  # most of the steps show it; else it is an average
     most_s: float = 0.0  # the largest difference of a rank from the usual one, longer or shorter, in any phase
     told: RankDelay | None = None  # the same delay, as a finding has measured it
+    is_clear: bool = True  # it stands out of its spread over the steps
+    fewest_timed: int | None = None  # as ``timed_steps``, of the rank or the usual other one, whichever has fewer
 
     @property
     def lag_s(self) -> float:
@@ -105,7 +108,8 @@ class Skew:
     @property
     def is_alike(self) -> bool:
         """Whether no rank stands out."""
-        return self.iteration_share < ALIKE_SHARE or self.lag_s < _MIN_LAG_S
+        is_small = self.iteration_share < ALIKE_SHARE or self.lag_s < _MIN_LAG_S
+        return is_small or not self.is_clear or not self.is_well_known
 
     @property
     def is_waited_for(self) -> bool:
@@ -114,7 +118,7 @@ class Skew:
         They do not wait where it makes up for the phase in another one.
         """
         is_alone = _is_alone(self.metric, self.meets_in_forward)
-        return is_alone and self.delay_s >= self.lag_s / 2 and self.is_well_known
+        return is_alone and self.delay_s >= self.lag_s / 2 and self.is_well_known and self.is_clear
 
     @property
     def is_effect(self) -> bool:
@@ -130,7 +134,8 @@ class Skew:
     @property
     def is_well_known(self) -> bool:
         """Whether enough steps were recorded with phases to say who waits for whom."""
-        return self.timed_steps >= min(_FEWEST_TIMED, self.steps)
+        timed = self.timed_steps if self.fewest_timed is None else self.fewest_timed
+        return timed >= min(_FEWEST_TIMED, self.steps)
 
 
 def find_skew(matrix: RankMatrix) -> Skew | None:
@@ -204,7 +209,25 @@ def _measure_since(matrix: RankMatrix, metric: RankMetric, row: int, onset: int)
         timed,
         matrix.meets_in_forward,
         most_s=most,
+        is_clear=_is_clear(matrix, metric, row),
+        fewest_timed=_count_fewest_timed(matrix, row),
     )
+
+
+def _is_clear(matrix: RankMatrix, metric: RankMetric, row: int) -> bool:
+    """Whether a rank's mean difference from the others is larger than its spread over the steps leaves to chance."""
+    values = matrix.find_figured(metric, matrix.times[metric])
+    lag = values[row] - compute_median(np.delete(values, row, axis=0), 0)
+    lag = lag[~np.isnan(lag)].astype(np.float64)
+    return len(lag) < 2 or bool(lag.mean() >= _CLEAR * lag.std(ddof=1) / np.sqrt(len(lag)))
+
+
+def _count_fewest_timed(matrix: RankMatrix, row: int) -> int | None:
+    """Return how many steps with phases a rank has, or the usual other one if it has fewer; None if none has phases."""
+    if not matrix.has_phases:
+        return None
+    timed = (~np.isnan(matrix.cut_recent(matrix.times[RankMetric.OTHER]))).sum(axis=1)
+    return int(min(timed[row], np.median(np.delete(timed, row))))
 
 
 def _find_most(own: Matrix) -> float:

@@ -149,7 +149,7 @@ def compare_versions(sides: Sides) -> Iterator[Measure]:
 
 def _compare_times(sides: Sides) -> Iterator[Measure]:
     section = "Time, median without skipped steps"
-    times: dict[str, ReadValue] = {"iteration": lambda side: _compute_median(side, side.view.iterations.iteration_s)}
+    times: dict[str, ReadValue] = {"iteration": _measure_iteration}
     yield from _build_measures(section, Unit.SECONDS, sides, times)
     stretches = [_find_usual_stretch(side) for side in sides]
     if any("unknown" in side.view.iterations.phase_s for side in sides):
@@ -196,6 +196,11 @@ def _compute_median(side: RecordedRun, values: Floats | None) -> float | None:
         return None
     usual = values[find_usual(side.view.iterations.iteration_s, side.view.iterations.skipped)]
     return float(np.nanmedian(usual)) if not np.isnan(usual).all() else None
+
+
+def _measure_iteration(side: RecordedRun) -> float | None:
+    seconds = measure_iteration(side.source.job_steps)
+    return None if math.isnan(seconds) else seconds
 
 
 def _compute_phased(side: RecordedRun, stretch: SteadySteps | None) -> float | None:

@@ -18,6 +18,7 @@ Chosen = slice | NDArray[np.bool_]
 """Which of some steps."""
 # The share of a number of tokens that may depend on when the batch changed.
 _MOST_DOUBT = 0.03
+_LEAST_OVERLAP = 0.95  # from which on steps on their slowest ranks are as long as those of the job
 _MOST_RECORDED = 0.98  # of the steps, from which on the time of all is known
 
 
@@ -26,14 +27,15 @@ def estimate_tokens(rows: Rows, tokens: Ints, chosen: Chosen = slice(None)) -> f
 
     A counted step, whose tokens are unknown, counts as between the last step before and the first one after it whose tokens
     are known. NaN where rows or the length of sequences changed between those, and in so many steps that the sum would be a
-    guess. Lengths that differ from step to step, as those of padded batches, do not count as such a change.
+    guess. Where lengths differ from step to step, as those of padded batches, it has as many as the known steps in the same
+    time: these may by chance be short ones. NaN where their speeds differ too much to tell.
     """
     known = np.flatnonzero(tokens > 0)
     weights = (rows["steps"] * find_recorded(rows))[chosen]
     if not len(known) or not rows["counted"].any():
         return float((np.maximum(tokens, 0)[chosen] * weights).sum())
     places = np.arange(len(rows))
-    total = float((np.interp(places, known, tokens[known])[chosen] * weights).sum())
+    estimated = np.interp(places, known, tokens[known])
     at = np.maximum(0, np.searchsorted(known, places, "right") - 1)
     to = np.minimum(len(known) - 1, np.searchsorted(known, places))
     before, after = known[at], known[to]
@@ -41,7 +43,28 @@ def estimate_tokens(rows: Rows, tokens: Ints, chosen: Chosen = slice(None)) -> f
     same_after = tokens[known[np.minimum(len(known) - 1, to + 1)]] == tokens[after]
     has_changed = (rows["rows"][after] != rows["rows"][before]) | (same_before & same_after)
     doubts = np.abs(tokens[after] - tokens[before]) / 2 * has_changed
+    is_varied = (tokens[after] != tokens[before]) & ~has_changed
+    if is_varied.any():
+        pace, doubt = _measure_known_pace(rows[known], tokens[known])
+        seconds = np.nan_to_num(rows["iteration_s"])
+        estimated, doubts = np.where(is_varied, pace * seconds, estimated), np.where(is_varied, doubt * seconds, doubts)
+    total = float((estimated[chosen] * weights).sum())
     return total if float((doubts[chosen] * weights).sum()) <= _MOST_DOUBT * total else math.nan
+
+
+def _measure_known_pace(rows: Rows, tokens: Ints) -> tuple[float, float]:
+    """Return the tokens per second of steps with known tokens, and its standard error.
+
+    Without the first step, which starts up and compiles.
+    """
+    rows, tokens = (rows[1:], tokens[1:]) if len(rows) > 1 and rows["step"][0] == 0 else (rows, tokens)
+    is_timed = find_recorded(rows)
+    seconds, counts = rows["iteration_s"][is_timed], tokens[is_timed].astype(np.float64)
+    if len(seconds) < 2 or not seconds.sum() > 0:
+        return math.nan, math.nan
+    pace = float(counts.sum() / seconds.sum())
+    spread = float(np.sqrt(np.square(counts - pace * seconds).sum() * len(seconds) / (len(seconds) - 1)))
+    return pace, spread / float(seconds.sum())
 
 
 def find_usual(iteration_s: Floats, skipped: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -55,9 +78,21 @@ def find_usual(iteration_s: Floats, skipped: NDArray[np.bool_]) -> NDArray[np.bo
 
 
 def measure_iteration(rows: Rows) -> float:
-    """Return the median seconds of the usual iterations of a job (STEP_DTYPE); NaN without any."""
+    """Return the median seconds of the usual iterations of a job (STEP_DTYPE); NaN without any.
+
+    Where ranks do not wait for each other in each step, the slowest one of each takes longer than a step of the job: then
+    from the end of a step to the next one's.
+    """
     usual = find_usual(rows["iteration_s"], rows["skipped"])
-    return float(np.median(rows["iteration_s"][usual])) if usual.any() else math.nan
+    if not usual.any():
+        return math.nan
+    if measure_overlap(rows) < _LEAST_OVERLAP:
+        ends = np.maximum.accumulate(rows["end_unix_ns"])
+        is_next = usual[1:] & find_recorded(rows)[:-1] & (np.diff(rows["step"]) == rows["steps"][1:])
+        is_next &= rows["eval_s"][1:] + rows["checkpoint_s"][1:] == 0
+        if is_next.any():
+            return float(np.median((np.diff(ends) / np.maximum(1, rows["steps"][1:]))[is_next])) / 1e9
+    return float(np.median(rows["iteration_s"][usual]))
 
 
 def measure_overlap(steps: Rows) -> float:

@@ -32,6 +32,7 @@ from zerotop.ui.iteration.lanes import (
     list_means,
 )
 
+_LEAST_ASIDE_HEIGHT = 8  # of a panel in which the excluded iterations may have a row of their own
 _MIN_LANE_ROWS = 4  # with fewer rows per lane, fewer lanes are shown
 _MIN_ROWS_TWO_RIBBONS = 12  # rows from which nested phases have a row of their own
 # The share of the next iteration that is shown, so that phases at the end are seen to continue.
@@ -73,6 +74,8 @@ def draw_waveform(
         words: Row = ((glyphs.to_plain(text), style),)
         fits = row_width(words) + row_width(aside) + 2 <= width
         rows.append(align_ends(words, aside, width, glyphs) if fits else fit_row(words, width, glyphs))
+        if not fits and row_width(aside) and height >= _LEAST_ASIDE_HEIGHT:
+            rows.append(align_ends((), aside, width, glyphs))
     room = height - len(rows) - 1
     if room >= 1:
         rows += _draw_picture(shown, width, room, glyphs, scales)

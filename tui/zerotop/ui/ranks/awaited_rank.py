@@ -42,6 +42,6 @@ class AwaitedRankFinder:
             )
             skew = find_skew(matrix) if world > 1 else None
             rank = None if skew is None else int(matrix.rank_numbers[skew.row])
-            _, sentence, is_delay = describe_skew(skew, rank, world)
+            _, sentence, is_delay = describe_skew(skew, rank, world, names_iteration=True)
             self._found = key, AwaitedRank(rank, sentence) if is_delay else AwaitedRank()
         return self._found[1]

@@ -12,7 +12,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
 from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import wrap_text
-from zerotop.ui.ranks.labels import describe_hang, describe_network, describe_skew
+from zerotop.ui.ranks.labels import describe_alike, describe_hang, describe_network, describe_skew
 from zerotop.ui.ranks.lines import MapPlan, plan_lines
 from zerotop.ui.ranks.model import RankPicture
 from zerotop.ui.ranks.section import FIGURE_WIDTH, RANGE_WIDTH, MapShape, Section
@@ -86,8 +86,8 @@ class _MapPanel:
             rows += section.draw_rows()
         rows.append(self._draw_axis())
         if self.picture.alike_metrics:
-            names = ", ".join(metric.value.label for metric in self.picture.alike_metrics)
-            rows.append(fit_row(((f" alike on all ranks: {names}", "muted"),), self.width, self.glyphs))
+            text = describe_alike(self.picture.alike_metrics, self.picture.alike_s)
+            rows.append(fit_row(((f" {text}", "muted"),), self.width, self.glyphs))
         rows = (rows + [fit_row((), self.width, self.glyphs)] * self.height)[: self.height]
         return MapRows(rows, {row: rank for row, rank in ranks.items() if row < self.height}, tuple(sections))
 

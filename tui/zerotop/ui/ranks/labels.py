@@ -9,6 +9,7 @@ from zerotop.analysis.ranks.nodes import Network
 from zerotop.analysis.ranks.outliers import ALIKE_SHARE, WARNING_SHARE, Skew
 from zerotop.ui.charts import choose_scale
 from zerotop.ui.drawing.formatting import format_duration, format_fixed
+from zerotop_probe.recording.metrics import SECONDS
 
 ESTIMATE_MARK = "≈"
 _PHASE_PHRASES = {
@@ -38,16 +39,26 @@ def format_estimate(value: float, largest: float, width: int, *, is_estimate: bo
     return f"{ESTIMATE_MARK}{text.strip()}".rjust(width) if is_estimate and text.startswith(" ") else text
 
 
-def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str, str, bool]:
+def describe_skew(
+    skew: Skew | None, rank: int | None, ranks: int, *, names_iteration: bool = False
+) -> tuple[str, str, bool]:
     """Return (sentence on how ranks differ, a short version, whether it is a warning).
 
-    ``rank`` is the rank that ``skew`` is about.
+    ``rank`` is the rank that ``skew`` is about. ``names_iteration``: the short version says of which time a share is, beside
+    figures of other iterations.
     """
     if ranks == 1:
         return "One rank, and no other one to compare it with: 3 shows where its time goes.", "One rank.", False
     if skew is None:
         return "Ranks are compared once two of them have finished a step.", "Nothing to compare.", False
     steps = f"the last {skew.steps} steps" if skew.steps > 1 else "the only step"
+    if not skew.is_well_known:
+        timed = skew.timed_steps if skew.fewest_timed is None else skew.fewest_timed
+        text = f"of {steps} only {timed} of a rank {'was' if timed == 1 else 'were'} recorded with phases"
+        return f"Too few steps to compare phases: {text}.", "Too few steps to compare phases.", False
+    if not skew.is_clear:
+        text = f"in {steps} phases vary more from step to step than between ranks"
+        return f"No rank is clearly slower: {text}.", "No rank is clearly slower.", False
     if skew.is_alike:
         largest = max(skew.most_s, skew.lag_s, 0.0) / skew.iteration_s if skew.iteration_s > 0 else 0.0
         if largest >= ALIKE_SHARE:  # one takes less
@@ -69,7 +80,8 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
         on_average = "" if skew.is_in_each else " on average"
         if skew.told is None and skew.timed_steps < skew.steps:
             what = f"Rank {rank} delays {others} by {ESTIMATE_MARK}{format_duration(delay_s)}"
-        return text, f"{what}{on_average} ({share}) {phase}.", skew.delays_others
+        of = f" of {format_duration(delay_s / delay_share)}" if names_iteration and delay_share > 0 else ""
+        return text, f"{what}{on_average} ({share}{of}) {phase}.", skew.delays_others
     if skew.is_effect:
         most = _format_small(skew.longest_delay_s / skew.iteration_s)
         text = (
@@ -83,6 +95,17 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
         f"Rank {rank}: {own} {phase}, {others} {usual} ({share}).",
         skew.iteration_share >= WARNING_SHARE and skew.is_well_known,
     )
+
+
+def describe_alike(metrics: list[RankMetric], least_s: float) -> str:
+    """Name the metrics in which ranks are alike; times by how far they may be apart, a large part of a short phase."""
+    times = ", ".join(metric.value.label for metric in metrics if metric.value.unit == SECONDS)
+    values = ", ".join(metric.value.label for metric in metrics if metric.value.unit != SECONDS)
+    parts = (
+        f"less than {format_duration(least_s)} apart: {times}" if times else "",
+        values and f"alike on all ranks: {values}",
+    )
+    return "; ".join(part for part in parts if part)
 
 
 def _name_steps(skew: Skew) -> str:

@@ -19,6 +19,7 @@ from zerotop.analysis.ranks.outliers import (
     RankComparison,
     Skew,
     compare_rank,
+    find_least_difference,
     find_skew,
     is_metric_alike,
     measure_deviations,
@@ -92,6 +93,11 @@ class RankPicture:
         alike = [metric for metric in others if is_metric_alike(self.matrix, metric, self.find_values(metric))]
         differ = len(alike) < len(others) or bool(np.nanmax(self.deviation, initial=0.0) > 0)
         return alike if differ and len(self.matrix.processes) > 1 else []
+
+    @property
+    def alike_s(self) -> float:
+        """By how much ranks may differ in a time and still be alike."""
+        return find_least_difference(RankMetric.ITERATION, self.matrix, self.matrix.times[RankMetric.ITERATION])
 
     @cached_property
     def other_metrics(self) -> list[RankMetric]:
