@@ -15,6 +15,7 @@ from zerotop.analysis.findings.pace import iteration_shift
 from zerotop.analysis.findings.support.causes.batch_causes import (
     Forwards,
     check_batch,
+    describe_other_size,
     has_more_forwards,
     name_owner,
     read_forwards,
@@ -237,3 +238,17 @@ def test_larger_batches_take_longer_once_the_queue_of_launches_is_full(new: int,
 def test_an_optimizer_that_runs_its_closure_again_has_no_more_micro_batches() -> None:
     cause = find_cause(make_steps(4, 256, 1, 0.1), make_steps(16, 1024, 4, 0.4), {"optimizers": [{"class": "LBFGS"}]})
     assert (cause.text, cause.advice, cause.fix) == ("steps have 4 passes instead of 1", "", "")
+
+
+@pytest.mark.parametrize(("rows", "text"), [(56, "steps have 56 rows instead of 24, first recorded in step 50"), (25, "")])
+def test_a_change_of_the_batch_that_is_too_small_is_no_silence(rows: int, text: str) -> None:
+    steps = np.concatenate([make_steps(24, 0, 1, 0.01)] * 10 + [make_steps(rows, 0, 1, 0.1)] * 10)
+    steps["step"] = steps["end_unix_ns"] = np.arange(len(steps))
+    first = int(np.argmax(steps["iteration_s"] > 0.05))
+    steps["step"][first:] += 50 - first
+    process: Any = SimpleNamespace(is_on_gpu=False, phased_steps_until=lambda known_ns: steps)
+    group = cast(Any, SimpleNamespace(processes=[process], lead=process))
+    change = StepChange(group, steps[:first], steps[first:], known_ns=0)
+    told = describe_other_size(change)
+    assert (told is not None) is bool(text)
+    assert text in str(told or "")

@@ -10,8 +10,8 @@ import weakref
 from collections import OrderedDict, defaultdict, deque
 from copy import copy
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import FrameType, SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,7 +19,10 @@ import torch
 
 import recordings
 from declared_events import check_event
+from small_recording import make_identity
 from zerotop.analysis.findings import detect_findings
+from zerotop.analysis.findings.host.growing_containers import find_container
+from zerotop.analysis.findings.support import Process
 from zerotop.analysis.script_terms import SNAPSHOTS
 from zerotop.recording.reader import Recording
 from zerotop_probe.inside.growing_containers import container_finder, reachable_values
@@ -30,6 +33,7 @@ from zerotop_probe.inside.growing_containers.names import OwnerPlace
 from zerotop_probe.inside.growing_containers.reachable_values import find_places, find_untracked_dicts
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.stacks.paths import PathNames
+from zerotop_probe.recording.events import Event, GrowingContainers, Stacks, TrainingChanged
 
 S, MIB = 1_000_000_000, 1 << 20
 HERE = Path(__file__)
@@ -292,6 +296,7 @@ def test_a_look_records_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
             "the list losses in train() (train.py) grew from 90 to 100 entries, tensors with the graph that computed them.",
             "losses.append(loss.item())",
         ),
+        ({"keeps_graph": True, "added_bytes": 30 * MIB}, "'losses'", "", "losses.append(tensor.detach())"),  # no numbers
         (
             {"scope": "attribute", "owner": "Store"},
             " in 'losses' on ",
@@ -348,3 +353,39 @@ def test_the_finding_names_the_container(
     assert ("; full near step " in finding.headline) is not ends_itself
     evidence = {name: value for name, value in before.evidence.items() if name != "last_step" or not ends_itself}
     assert (finding.known_ns, finding.evidence) == (before.known_ns, evidence)
+
+
+ADDS = {"added_file": "train.py", "added_line": 42, "added_function": "rank.<locals>.<lambda>"}
+
+
+@pytest.mark.parametrize(
+    ("added", "registered", "caller", "is_hook"),
+    [
+        (ADDS, "rank", "", True),
+        (ADDS, "train", "", False),
+        (ADDS | {"added_function": "Store.save"}, "Store.__init__", "Module._call_impl.<locals>.inner", True),
+        (ADDS | {"added_function": "Store.save"}, "Store.__init__", "Module._wrapped_call_impl", False),
+        (ADDS | {"added_function": "Store.forward"}, "Store.__init__", "Module._call_impl", False),
+    ],
+)
+def test_a_container_that_a_hook_fills(added: dict[str, Any], registered: str, caller: str, is_hook: bool) -> None:
+    container = {"name": "feats", "scope": "local", "owner": "rank", "file": "train.py", "levels": 0, "kind": "list"}
+    container |= {"length": 100, "added": 10, "added_bytes": 30 * MIB, "entry": "Tensor", "keeps_graph": True, **added}
+    frames = [
+        {"file": "train.py", "line": 42, "function": added["added_function"], "own": True},
+        {"file": "torch/nn/modules/module.py", "line": 1789, "function": caller, "own": False},
+    ]
+    change = {"name": "hooks", "before": "0 all modules", "after": "1 Linear", "file": "train.py", "line": 42}
+    facts: list[tuple[type[Event], dict[str, Any]]] = [
+        (GrowingContainers, {"containers": [container], "first_step": 3, "last_step": 9}),
+        (TrainingChanged, {"changes": [change | {"function": registered}], "begin_ns": 0}),
+        (Stacks, {"frames": frames, "stacks": [{"frames": [0, 1], "count": 3}], "where": "forward", "why": "share"}),
+    ]
+    written = [kind(values, 5, make_identity(0)) for kind, values in facts]
+    process = SimpleNamespace(
+        source=SimpleNamespace(offset_ns=0), events_of=lambda kind: [one for one in written if isinstance(one, kind)]
+    )
+    found = find_container(cast(Process, process), 5)
+    assert found is not None
+    assert found.fix == ("handle.remove()" if is_hook else "feats.append(tensor.detach())")
+    assert ("hook" in found.advice) is is_hook

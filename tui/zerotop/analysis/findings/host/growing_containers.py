@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from zerotop.analysis.findings.support.finding import FindingKind
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
 from zerotop.analysis.findings.support.rank_process import Process
+from zerotop.analysis.steps.training_changes import list_changes
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
 
+_DETACH = "Keep tensors in {name} without their graph."
+_KEEP_LESS = "Keep less in {name}, or clear it now and then."
+_UNHOOK = (
+    "Keep the handle of the hook that {added} belongs to, and call its remove() after use: while it is registered, it adds"
+    " to {name} in each pass."
+)
 _DETAILS = (
     " From step {from_step} to {to_step} {container} grew from {before:,.0f} to {length:,.0f} entries{graph}"
-    "[, of at most {limit:,.0f}][: {added} adds to it][: {defined} defines it]."
+    "[, of at most {limit:,.0f}][: {added} adds to it{hook}][: {defined} defines it]."
 )
 
 # A container that holds this share of what host memory grew by explains it: small objects take more than their own sizes.
 _NOTABLE = 0.3
+# A tensor in host memory of at most so many bytes has one element.
+_NUMBER_BYTES = 4
+_MODULE_CALL = "Module._call_impl"  # it calls forward() and the hooks of a module
 # How long a finding waits for the probe's look (ns), which takes some steps and must fit into the budget: where others use
 # the cores, most steps are only counted, and memory is read between them.
 _PATIENCE_NS = 30_000_000_000
@@ -26,8 +37,7 @@ class GrowingContainer(NamedTuple):
     """A container that grows with host memory."""
 
     name: str  # of the variable or attribute
-    text: str  # in a sentence: ``the list scores in train() (train.py)``
-    keeps_graph: bool
+    advice: str
     explains_growth: bool  # its new entries hold most of what host memory grew by, or graphs
     fix: str
     rest_bytes: float | None  # what its remaining entries will hold, if their number has a limit
@@ -35,13 +45,7 @@ class GrowingContainer(NamedTuple):
 
     def name_in(self, kind: FindingKind) -> FindingKind:
         """Return a kind of finding with the container in its sentence, and with advice about it. Needs ``values``."""
-        if self.keeps_graph:
-            advice = "Keep numbers in {name}: loss.item(), or tensor.detach() where the tensor itself is needed."
-        elif self.rest_bytes is not None:
-            advice = "Keep fewer results in the cache of {name}: a maxsize below {limit:.0f}."
-        else:
-            advice = "Keep less in {name}, or clear it now and then."
-        return kind.with_changes(details=kind.details + _DETAILS, advice=advice, fix=self.fix)
+        return kind.with_changes(details=kind.details + _DETAILS, advice=self.advice, fix=self.fix)
 
 
 class FoundContainer(NamedTuple):
@@ -58,7 +62,7 @@ class FoundContainer(NamedTuple):
 def find_container(process: Process, known_ns: int) -> GrowingContainer | None:
     """Return the container of a rank that its probe had found at a time, the last one."""
     found = [one for one in process.events_of(events.GrowingContainers) if one.containers and one.unix_ns <= known_ns]
-    return _read_container(found[-1]) if found else None
+    return _read_container(process, found[-1]) if found else None
 
 
 def await_container(process: Process, begin_ns: int, known_ns: int) -> FoundContainer | None:
@@ -73,42 +77,78 @@ def await_container(process: Process, begin_ns: int, known_ns: int) -> FoundCont
         if end_ns > begin_ns and event.containers and (is_early or (last is None and event.unix_ns <= deadline_ns)):
             last = event
     if last is not None:
-        return FoundContainer(_read_container(last), max(known_ns, last.unix_ns))
+        return FoundContainer(_read_container(process, last), max(known_ns, last.unix_ns))
     return FoundContainer(None, deadline_ns) if process.at.cursor_ns >= deadline_ns else None
 
 
-def _read_container(found: events.GrowingContainers) -> GrowingContainer | None:
+def _read_container(process: Process, found: events.GrowingContainers) -> GrowingContainer | None:
     largest = found.containers[0]
     line = f"{largest.added_file}:{largest.added_line}" if largest.added_file and largest.added_line else None
     if not all(text.isprintable() for text in (largest.name, largest.owner, largest.file, largest.kind, line or "")):
         return None
-    name, text, keeps_graph = largest.name, _describe_container(largest), bool(largest.keeps_graph)
+    name, keeps_graph, is_hook = largest.name, bool(largest.keeps_graph), _is_added_by_hook(process, largest, found.unix_ns)
     limit = largest.limit
     is_list = largest.kind == "list" and not largest.levels
     prefix = "self." if largest.scope == "attribute" else ""
     values = {
         "from_step": found.first_step,
         "to_step": found.last_step,
-        "container": text,
+        "container": _describe_container(largest),
         "before": largest.length - largest.added,
         "length": largest.length,
         "graph": ", tensors with the graph that computed them" if keeps_graph else "",
         "name": name,
         "added": line if limit is None else None,
+        "hook": ", in a hook" if is_hook else "",
         "defined": line if limit is not None else None,
         "limit": limit,
     }
-    fix = ""
-    if keeps_graph and is_list:
-        fix = f"{prefix}{name}.append(loss.item())"
-    elif limit is not None:
-        fix = f"@functools.lru_cache(maxsize={limit // 2})"
-    elif not keeps_graph and not largest.levels:
-        fix = f"if step % 1000 == 0: {prefix}{name}.clear()"
-    explains = keeps_graph or (largest.added_bytes or 0) >= _NOTABLE * (found.grown_bytes or 0)
     each = (largest.added_bytes or 0) / max(1, largest.added)
+    holds_growth = (largest.added_bytes or 0) >= _NOTABLE * (found.grown_bytes or 0)
+    advice, fix = _KEEP_LESS, ""
+    if limit is not None:
+        advice = "Keep fewer results in the cache of {name}: a maxsize below {limit:.0f}."
+        fix = f"@functools.lru_cache(maxsize={limit // 2})"
+    elif is_hook:
+        advice, fix = _UNHOOK, "handle.remove()"
+    elif keeps_graph and _holds_numbers(largest):
+        advice = "Keep numbers in {name}, not tensors."
+        fix = f"{prefix}{name}.append(loss.item())" if is_list else ""
+    elif keeps_graph:
+        advice = f"{_DETACH} {_KEEP_LESS}" if found.grown_bytes and holds_growth else _DETACH
+        fix = f"{prefix}{name}.append(tensor.detach())" if is_list else "tensor.detach()"
+    elif not largest.levels:
+        fix = f"if step % 1000 == 0: {prefix}{name}.clear()"
     rest = max(0, limit - largest.length) * each if limit is not None else None
-    return GrowingContainer(name, text, keeps_graph, explains, fix, rest, values)
+    return GrowingContainer(name, advice, keeps_graph or holds_growth, fix, rest, values)
+
+
+def _holds_numbers(container: events.GrownContainer) -> bool:
+    """Whether its new entries are tensors of one element."""
+    size = container.added_bytes
+    return container.entry == "Tensor" and size is not None and size <= _NUMBER_BYTES * container.added
+
+
+def _is_added_by_hook(process: Process, container: events.GrownContainer, known_ns: int) -> bool:
+    """Whether the line that adds to a container is in a hook of a module: one was registered there, or stacks show it."""
+    file, line, function = container.added_file, container.added_line, container.added_function
+    if not file or not line or not function:
+        return False
+    for change in list_changes(process.events_of(events.TrainingChanged), process.source.offset_ns):
+        at = change.line
+        if change.name == "hooks" and change.effect > 0 and change.known_ns <= known_ns and at is not None:
+            is_inside = function.startswith(f"{at.function}.<locals>.") or (at.function, at.line) == (function, line)
+            if at.file == file and is_inside:
+                return True
+    if function.rpartition(".")[2] == "forward":
+        return False  # modules call it too
+    return any(
+        (inner.file, inner.function) == (file, function) and outer.function.startswith(_MODULE_CALL)
+        for event in process.events_of(events.Stacks)
+        if event.unix_ns <= known_ns
+        for stack in event.stacks
+        for inner, outer in pairwise(event.frames[one] for one in stack.frames if 0 <= one < len(event.frames))
+    )
 
 
 def _describe_container(container: events.GrownContainer) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
+from zerotop.analysis.findings.support.causes import new_iterators
 from zerotop.analysis.findings.support.causes.loader_causes import find_loader_cause, list_late_times
 from zerotop.analysis.findings.support.causes.step_change import measure_distance
 from zerotop.analysis.findings.support.lines.line_findings import line_values
@@ -219,9 +220,12 @@ def _build_finding(group: Group, wait: _Wait, measured: _Wait, found: FoundLine,
     evidence = {"data_s": waited, "iteration_s": duration, "share": waited / duration, "ranks": len(ranks)}
     evidence |= measure_distance(rows)
     is_one_of_several = len(ranks) == 1 < len(group.processes)
+    begin_ns = int(wait.rows["begin_unix_ns"][0])
+    iterators = new_iterators.find_new_iterators(wait.process, begin_ns, found.known_ns)
+    found = found if iterators is None else found._replace(line=iterators)
     headline = _ONE_RANK_HEADLINE if is_one_of_several else KIND.headline
     kind = KIND.with_changes(headline=headline if found.line is None else headline + ": {place}")
-    loader = find_loader_cause(wait.process, int(wait.rows["begin_unix_ns"][0]), found.known_ns)
+    loader = find_loader_cause(wait.process, begin_ns, found.known_ns) if iterators is None else new_iterators.CAUSE
     kind = kind if loader is None else loader.advise(kind)
     values = {
         "pid": wait.process.source.pid,

@@ -12,7 +12,7 @@ import numpy as np
 from zerotop.analysis.findings.pace.changes_of_pace import BETWEEN_PHASES, SIZE, STEP_PHASE, find_begin, is_near
 from zerotop.analysis.findings.pace.followed_shifts import FollowedShifts, ToldShift, explain, is_line_named
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
-from zerotop.analysis.findings.support.causes.batch_causes import BATCH_GROWTH
+from zerotop.analysis.findings.support.causes.batch_causes import BATCH_GROWTH, describe_other_size
 from zerotop.analysis.findings.support.causes.late_ranks import blame_rank
 from zerotop.analysis.findings.support.causes.pace_shift import PaceShift
 from zerotop.analysis.findings.support.causes.step_change import COMPUTING_COLUMNS, Cause, name_part
@@ -226,7 +226,7 @@ def _build_finding(told: ToldShift) -> Finding:
     if cause is not None and cause.line is not None:
         values["place"] = cause.line.place
     is_known = is_named or cause is not None or has_moved(shift.find_delay(), found.known_ns)
-    unexplained = None if is_known else "no other change was recorded"
+    unexplained = None if is_known else describe_other_size(shift.change) or "no other change was recorded"
     evidence = {"before_s": whole.before_s, "after_s": whole.after_s, "change_share": whole.after_s / whole.before_s - 1}
     evidence["jump_of_first_steps_s"] = shift.added_s  # the level may go on to rise
     evidence |= {f"{name.removesuffix('_s')}_change_s": value for name, value in whole.parts.items()}

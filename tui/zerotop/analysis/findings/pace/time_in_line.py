@@ -32,7 +32,7 @@ from zerotop.analysis.findings.support.lines.stack_lines import (
     select_events_in,
     select_stacks,
 )
-from zerotop.analysis.findings.support.links import TO_DEAD_THREADS, Kinds, is_in_change
+from zerotop.analysis.findings.support.links import TO_DEAD_THREADS, Kinds, is_in_change, is_lost_in_same_line
 from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text
@@ -65,7 +65,7 @@ _LATER = FindingKind(
         "The time between the phases[ of {concerned:ranks}] is {between_s:seconds} on average instead of"
         " {before_s:seconds}. Most of it is spent at {line}, in {steps_share:percent} of the sampled steps."
     ),
-    explained_by=TO_DEAD_THREADS,
+    explained_by=(*TO_DEAD_THREADS, Kinds(is_lost_in_same_line, "data_stall")),
     superseded_by=(Kinds(is_in_change, "iteration_shift"),),
 )
 _SAMPLED = " Some of the samples are of later steps, up to {sampled_step}."

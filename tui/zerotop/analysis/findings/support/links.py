@@ -358,6 +358,11 @@ def names_same_line(effect: Finding, cause: Finding) -> bool:
     return is_part or explains_shift(effect, cause)
 
 
+def is_lost_in_same_line(effect: Finding, cause: Finding) -> bool:
+    """Whether a finding about the same time names the same line."""
+    return is_simultaneous(effect, cause) and _share_line(effect, cause)
+
+
 def _share_line(effect: Finding, cause: Finding) -> bool:
     lines = [one.headline.values.get("place") for one in (effect, cause) if isinstance(one.headline, Text)]
     return len(lines) == 2 and lines[0] is not None and lines[0] == lines[1]

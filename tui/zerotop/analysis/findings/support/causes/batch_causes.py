@@ -266,6 +266,21 @@ def find_batch_step(change: step_change.StepChange, cause: step_change.Cause) ->
     return int(rows["step"][first])
 
 
+def describe_other_size(change: step_change.StepChange) -> Text | None:
+    """Return how the batches of a step have changed, as a clause, where that is too little to explain a change."""
+    parts = _widen_parts(change)
+    for column in ("tokens", "rows"):
+        growth = _compute_growth(parts, column)
+        if growth is not None and abs(np.log(growth[1] / growth[0])) >= np.log1p(_SAME_SHARE):
+            values = {"before": growth[0], "after": growth[1], "seen": int(parts[1]["step"][0]), "unit": column}
+            return Text(
+                "steps have {after:.0f} {unit} instead of {before:.0f}, first recorded in step {seen}, which alone does not"
+                " explain it",
+                values,
+            )
+    return None
+
+
 def _compute_growth(parts: tuple[Rows, Rows], column: str) -> tuple[float, float] | None:
     """Return a figure of the batches before and after; None if it is unknown."""
     before, after = (float(np.median(rows[column])) if len(rows) else 0.0 for rows in parts)
