@@ -15,7 +15,7 @@ from memory_recording import OOM, PlantedRecording, gib_to_bytes, make_reading, 
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
 from zerotop.analysis.failures.diagnosis import find_failure, find_known_failure
 from zerotop.analysis.failures.end import ERROR, MEMORY, SIGNAL, End
-from zerotop.analysis.failures.last_moments import describe_place, find_largest_batch
+from zerotop.analysis.failures.last_moments import LastSpan, describe_failed_place, describe_place, find_largest_batch
 from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.views.memory_view import read_memory_view
 from zerotop.recording.keys import identify_process
@@ -135,6 +135,23 @@ def test_a_rank_ended_by_a_signal(tmp_path: Path, facts: dict[str, Any], name: s
     assert failure.what == f"Rank 0 (PID 100) was killed by {name} in backward of step 1."
     assert (failure.kind, failure.unix_ns, failure.final) == (SIGNAL, BEGIN_NS + 26 * S, True)
     assert failure.setting in failure.advice
+
+
+@pytest.mark.parametrize(
+    ("job_s", "what"),
+    [(30, "The job was killed by SIGINT."), (26.1, "Rank 0 (PID 100) was killed by SIGINT in backward of step 1.")],
+)
+def test_a_signal_to_a_launcher_whose_rank_had_left(tmp_path: Path, job_s: float, what: str) -> None:
+    recording = record_two_steps(tmp_path)
+    recording.write_event(make_identity(0), 25.9, events.Goodbye)
+    end_rank(recording, 26)
+    end_job(recording, job_s, signal="SIGINT", exit_code=130)
+    assert require_failure(recording).what == what
+
+
+def test_what_came_last_has_one_preposition() -> None:
+    span = LastSpan("init", 0, 1.0, 0, 0, 0, failed=False)
+    assert describe_failed_place([span]) == " after engine initialization"
 
 
 def test_one_whose_place_was_taken_by_another_is_no_death(tmp_path: Path) -> None:

@@ -149,7 +149,8 @@ def describe_failed_place(spans: Sequence[LastSpan]) -> str:
         inner, outer = failed
         return describe_place(inner.phase, outer.phase, inner.step)
     last = next((span for span in reversed(spans) if not span.depth), None)
-    return f" after{describe_place(last.phase, last.phase, last.step).removeprefix(' in')}" if last is not None else ""
+    place = describe_place(last.phase, last.phase, last.step) if last is not None else ""
+    return f" after{place.removeprefix(' in').removeprefix(' during')}" if place else ""
 
 
 def describe_place(phase: str, outer: str, step: int | None) -> str:

@@ -30,6 +30,8 @@ _LAUNCHER_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 _LAST_WORDS_NS = 60 * 10**9
 # The sampler looks for ended ranks now and then. It reports the ranks of one look within this time, in any order.
 ONE_LOOK_NS = 50_000_000
+# The sampler may see the end of a job's command this much later than that of the process in it (ns).
+_ONE_END_NS = 10**9
 # Of ranks gone in one look, one that still recorded this long after another's last record outlived it.
 _OUTLIVED_NS = 2 * 10**9
 # The end of the path of Ray's script for workers.
@@ -178,7 +180,7 @@ def find_ends(at: At, sources: Sequence[Source]) -> list[RankEnd]:
         report = one.report
         if one.exit_ns is None and report is None:
             continue
-        if report is None and one.seen_code is None and job is not None:
+        if report is None and one.seen_code is None and job is not None and not _left_before(at, one, job, printed):
             report = read_job_end(at, job)
         ended_ns = one.exit_ns if one.exit_ns is not None else at.cursor_ns
         is_only = len(ended) == 1
@@ -286,6 +288,14 @@ def _read_end(at: At, source: Source, exit_ns: int | None, printed: PrintedEnds)
     gone = [one for one in at.events_of(RankGone) if one.process_key == process[:2] and one.unix_ns >= source.created_ns]
     seen_code = next((one.exit_code for one in gone), None)
     return _Ended(process, local_rank, source.created_ns, exit_ns, last_record_ns, has_vanished, report, seen_code)
+
+
+def _left_before(at: At, one: _Ended, job: ProcessExit, printed: PrintedEnds) -> bool:
+    """Return whether a rank said goodbye and was gone before a signal ended its launcher, and was not interrupted."""
+    if one.has_vanished or not job.signal or any(one.created_ns <= time_ns for time_ns in printed.interrupts_ns):
+        return False
+    gone = [event.unix_ns for event in at.events_of(RankGone) if event.process_key == one.process[:2]]
+    return any(one.created_ns <= time_ns < job.unix_ns - _ONE_END_NS for time_ns in gone)
 
 
 def _find_last_record(at: At, source: Source) -> int:
