@@ -120,6 +120,15 @@ def test_the_growth_that_is_told_is_that_of_the_steps_that_are_told(tmp_path: Pa
     assert finding.evidence["grown_bytes"] == 3 * MIB * min(steps, first + steps - 1 - begin)
 
 
+@pytest.mark.parametrize("begin", [72, 74, 100])
+def test_growth_begins_where_memory_begins_to_grow_and_has_one_pace(tmp_path: Path, begin: int) -> None:
+    (finding,) = find_growth(tmp_path, 300, grow_from(begin, 3))
+    assert finding.step == pytest.approx(begin + 1, abs=1)
+    evidence = finding.evidence
+    assert evidence["bytes_per_step"] * evidence["steps"] == evidence["grown_bytes"]
+    assert evidence["bytes_per_step"] == pytest.approx(3 * MIB, rel=0.01)
+
+
 @pytest.mark.parametrize("steps", [250, 333, 470])
 def test_growth_is_told_up_to_the_last_step(tmp_path: Path, steps: int) -> None:
     (finding,) = find_growth(tmp_path, steps, grow_from(40, 3))

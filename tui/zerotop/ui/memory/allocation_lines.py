@@ -22,7 +22,7 @@ def draw_look(
     (width, height), unit = size, choose_size_unit(look.whole_bytes)
     later = peak is not None and peak.step is not None and peak.step > look.first_step
     is_higher = later and peak is not None and peak.allocated_bytes > _HIGHER * look.whole_bytes
-    note: Row = ((f" the highest: step {peak.step}", "warn"),) if is_higher and peak is not None else ()
+    note: Row = ((f" the highest: {peak.describe_steps()}", "warn"),) if is_higher and peak is not None else ()
     title = (*panel_title(f"{look.description}, by line, {unit.name}", focused), *note)
     rows = [draw_rule(title if row_width(title) < width else title[:1], width, glyphs)]
     for blocks in look.blocks:

@@ -19,7 +19,7 @@ from zerotop.analysis.findings.support.steps.growing_batches import follow_steps
 from zerotop.analysis.findings.support.thresholds import HOST_GROWTH_BYTES, WARM_UP_STEPS
 from zerotop.analysis.formatting import MIB
 from zerotop.analysis.script_terms import SNAPSHOTS
-from zerotop.analysis.stats.change_points import SETTLED_STEPS
+from zerotop.analysis.stats.change_points import SETTLED_STEPS, Values
 from zerotop.analysis.stats.trend import Rise, TrendFinder, measure_rise
 from zerotop.recording.samples import Rows, read_column
 
@@ -73,6 +73,8 @@ _END_STEPS, _END_SHARE = 64, 0.1
 _TOLD_AGAIN = 1.5
 # Rises that differ by less than this share have the same cause.
 _ALIKE = 2.0
+# Values rise by less than this share of the pace before a growth begins.
+_FLAT_SHARE, _FIRST_VALUES = 0.25, 4
 # By how much batches grow at least if the growth is theirs.
 _LARGER_SHARE = 0.1
 
@@ -119,6 +121,11 @@ class _Growth(NamedTuple):
         return int(measure_rise(self.process.steps["host_held_bytes"], self.rise)[1])
 
     @property
+    def pace(self) -> float:
+        """The bytes a step that are told."""
+        return self.bytes / len(self.rows)
+
+    @property
     def follows_batches(self) -> bool:
         """Whether batches grow in the same steps."""
         sizes = get_batch_sizes(self.rows)
@@ -137,7 +144,8 @@ class _Growth(NamedTuple):
     @property
     def is_in_jumps(self) -> bool:
         """Whether a few of its steps carry nearly all of it, and it is no steady one."""
-        jumps = np.sort(np.diff(self.rows["host_held_bytes"].astype(np.float64)))[-_FEW_JUMPS:]
+        held = self.process.steps["host_held_bytes"][max(0, self.rise.begin - 1) : self.rise.end]
+        jumps = np.sort(np.diff(held.astype(np.float64)))[-_FEW_JUMPS:]
         return bool(jumps.sum() > _JUMPS_SHARE * self.bytes)
 
     def repeats(self, told: _Growth) -> bool:
@@ -280,13 +288,24 @@ def _find_rises(window: SearchWindow[Group], process: Process) -> Iterator[tuple
         for search in _SEARCHES:
             finder = window.keep(search.make_finder, process)  # reads each step once
             for rise in finder.find_rises(values, skipped + search.begin, share=HOST_GROWTH_SHARE, least=search.least):
-                yield rise, search
+                yield _trim_begin(values, rise), search
+
+
+def _trim_begin(values: Values, rise: Rise) -> Rise:
+    """Return a rise without first values that do not rise."""
+    first = values[rise.begin : rise.begin + 2 * rise.block_length].astype(np.float64)
+    low = np.flatnonzero(first <= np.median(first[:_FIRST_VALUES]))
+    flat = int(low[-1]) if len(low) else 0
+    if not flat or first[flat] - first[0] > _FLAT_SHARE * rise.slope * flat:
+        return rise
+    begin = rise.begin + flat + 1
+    return rise._replace(begin=begin, low=float(np.median(values[begin : begin + rise.block_length])))
 
 
 def _measure_shared(growth: _Growth) -> int:
     """Return the growth of the rank's shared memory in the steps of a rise."""
     before, after = (
-        growth.process.host_samples.read_last(time_ns) for time_ns in (int(growth.rows["end_unix_ns"][0]), growth.end_ns)
+        growth.process.host_samples.read_last(time_ns) for time_ns in (int(growth.rows["begin_unix_ns"][0]), growth.end_ns)
     )
     return int(after["shared_bytes"]) - int(before["shared_bytes"]) if before is not None and after is not None else 0
 
@@ -304,8 +323,11 @@ def _is_memory_new(growth: _Growth) -> bool:
 
 def _measure_slope(group: Group, growth: _Growth) -> float:
     """Return the bytes a step by which all ranks of the node have grown in the steps of a rise."""
-    grown, rows = 0, growth.rows
+    grown, rows = 0.0, growth.rows
     for other in group.processes_on(growth.process.host):
+        if other is growth.process:
+            grown += growth.pace * (len(rows) - 1)
+            continue
         held = other.steps_until(growth.end_ns)
         held = held[held["step"] >= rows["step"][0]]["host_held_bytes"]
         grown += max(0, int(held[-1]) - int(held[0])) if len(held) else 0
@@ -335,13 +357,13 @@ def _await_container(growth: _Growth) -> FoundContainer | None:
 
 def _build_finding(group: Group, news: _News) -> Finding:
     growth, held, has_ended = news
-    (process, rise, ranks, _), rows = growth, growth.rows
+    (process, _, ranks, _), rows = growth, growth.rows
     node_ranks = len(group.processes_on(process.host))
     free = _read_free_bytes(growth)
     last_step = float(rows["step"][-1]) + max(0, free) / _measure_slope(group, growth) if free is not None else None
     is_shared = (shared_bytes := _measure_shared(growth)) > growth.bytes / 2
     evidence = {
-        "bytes_per_step": rise.slope,
+        "bytes_per_step": growth.pace,
         "grown_bytes": growth.bytes,
         "resident_bytes": growth.held_bytes,
         "steps": len(rows),
