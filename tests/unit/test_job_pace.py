@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -26,8 +28,10 @@ from zerotop.analysis.steps.job_pace import (
     measure_whole_token_rate,
 )
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.analysis.views.watching_cost import measure_work_in_slowest
 from zerotop.recording.samples import Ints, Rows
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
+from zerotop.recording.table_files import Source
 
 
 def make_steps(seconds: list[float], *, skipped: int = 0) -> Rows:
@@ -81,6 +85,19 @@ def test_the_mean_is_reported_where_many_iterations_take_far_longer() -> None:
     )
     start = next(describe_pace(make_steps([60.0, *[0.1] * 49]), np.zeros(50, np.int64)))
     assert "on average" not in start
+
+
+@pytest.mark.parametrize(("other_s", "work_s"), [(0.03, 0.09), (0.1, 0.0)])
+def test_own_work_is_told_of_the_slowest_step_if_no_other_can_hold_it(other_s: float, work_s: float) -> None:
+    rows = make_steps([0.03] * 10)
+    rows["iteration_s"][[5, 6]] = 0.14, other_s
+    rows["end_unix_ns"] = np.cumsum(rows["iteration_s"]) * 1e9
+    rows["begin_unix_ns"] = rows["end_unix_ns"] - rows["iteration_s"] * 1e9
+    records = np.array([(0, 0), (10**8, 0), (4 * 10**8, 9 * 10**7)], [("time_ns", "i8"), ("one_time_ns", "i8")])
+    probe = cast(Source, SimpleNamespace(rank=0, array=records, unix_times=lambda rows: rows["time_ns"]))
+    assert measure_work_in_slowest([probe], rows) == pytest.approx(work_s)
+    (text,) = describe_pace(rows, np.zeros(10, np.int64), work_s=work_s)
+    assert ("in step 5 (90 ms of it zerotop's own work, once)" in text) == bool(work_s)
 
 
 def test_no_figure_takes_more_time_than_the_steps_did() -> None:

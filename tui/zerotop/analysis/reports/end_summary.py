@@ -23,14 +23,20 @@ class EndSummary:
 
 
 def summarize_end(
-    findings: Sequence[Finding], steps: Rows, tokens: Ints, end_ns: int, batch_step: int | None = None
+    findings: Sequence[Finding],
+    steps: Rows,
+    tokens: Ints,
+    end_ns: int,
+    batch_step: int | None = None,
+    work_s: float = 0.0,
 ) -> EndSummary:
     """Summarize a job from all of its findings and steps (STEP_DTYPE), with the tokens of each step.
 
     ``batch_step``: the step from which on batches have another size.
+    ``work_s``: the probe's own work in the slowest step.
     """
     ranked = rank_findings(findings, steps, end_ns)
-    return EndSummary(select_costly(ranked)[:_MOST_FINDINGS], "".join(describe_pace(steps, tokens, batch_step)))
+    return EndSummary(select_costly(ranked)[:_MOST_FINDINGS], "".join(describe_pace(steps, tokens, batch_step, work_s)))
 
 
 def select_costly(ranked: Sequence[FindingCost]) -> tuple[FindingCost, ...]:

@@ -24,6 +24,7 @@ from zerotop.analysis.steps.job_pace import (
     measure_whole_token_rate,
 )
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.analysis.views.watching_cost import measure_work_in_slowest
 from zerotop.recording.moments.process_exits import describe_exit_code
 from zerotop.recording.samples import Ints, Rows
 
@@ -33,6 +34,7 @@ _LEAST_SHARE = 0.01
 _FULL_SHARE = 0.7
 # The mean is told beside the median if it is as many times the median without the slowest iteration.
 _FAR_MEAN = 1.25
+_MUCH_WORK = 0.25  # share of what the slowest iteration takes longer, from which zerotop's own work is told
 
 
 class Outcome(str, Enum):
@@ -62,7 +64,12 @@ def build_verdict(source: RecordingSource, findings: Sequence[FindingCost], fail
         outcome = Outcome.WARNING
     sentences = [
         *((failure.why, f"What to do: {failure.advice}") if failure is not None else ()),
-        *describe_pace(source.job_steps, source.job_tokens, view.job.engine.batch_step),
+        *describe_pace(
+            source.job_steps,
+            source.job_tokens,
+            view.job.engine.batch_step,
+            measure_work_in_slowest(source.recording.sources["probe"], source.job_steps),
+        ),
         *describe_memory(view),
         _describe_costliest(costly, view) if costly is not None or failure is None else "",
         view.cost_sentence,
@@ -109,7 +116,7 @@ def _describe_end(view: LiveView, failure: End | None) -> tuple[str, Outcome]:
     return f"Still running {after}.", Outcome.OPEN
 
 
-def describe_pace(rows: Rows, token_counts: Ints, batch_step: int | None = None) -> Iterator[str]:
+def describe_pace(rows: Rows, token_counts: Ints, batch_step: int | None = None, work_s: float = 0.0) -> Iterator[str]:
     """Yield a sentence about the speed of the steps of a job (STEP_DTYPE) with these tokens each.
 
     ``batch_step``: the step from which on batches have another size; the pace since then is told beside that of all steps.
@@ -131,6 +138,8 @@ def describe_pace(rows: Rows, token_counts: Ints, batch_step: int | None = None)
         text += f", {formatting.format_seconds(mean)} on average"
     if seconds[slowest] > 1.5 * median:
         text += f", the slowest {formatting.format_seconds(float(seconds[slowest]))} in step {rows['step'][slowest]}"
+        if work_s > _MUCH_WORK * (seconds[slowest] - median):
+            text += f" ({formatting.format_seconds(work_s)} of it zerotop's own work, once)"
     if not math.isnan(rate := measure_token_rate(rows, token_counts)):
         whole = measure_whole_token_rate(rows, token_counts)
         is_longer = whole < (1 - NOISE) * rate  # evaluation, checkpoints and pauses between iterations

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from zerotop.analysis.formatting import format_percent
 from zerotop.analysis.live_view import Cost
 from zerotop.analysis.views.job_exit import Losses
 from zerotop.recording.moments.at import At
+from zerotop.recording.samples import Rows
+from zerotop.recording.table_files import Source
 
 # What the probe's work delays otherwise, as by its use of the processor's caches, is not in its measurement.
 _LEAST_SHARE = 0.001
@@ -41,6 +45,30 @@ def measure_cost(at: At, losses: Losses) -> Cost:
         errors=errors,
         records=sum(source.count_written(at.cursor_ns) for sources in at.sources.values() for source in sources),
     )
+
+
+def measure_work_in_slowest(probes: Sequence[Source], rows: Rows) -> float:
+    """Return the seconds of the probe's own one-time work in the slowest of some steps (STEP_DTYPE); 0 where unknown.
+
+    The work is known of the times between two records: it was in that step if each other one meanwhile was shorter.
+    """
+    if np.isnan(rows["iteration_s"]).all():
+        return 0.0
+    at = int(np.nanargmax(rows["iteration_s"]))
+    slowest, work_s = rows[at], 0.0
+    for source in probes:
+        records = source.array
+        if source.rank != slowest["rank"] or "one_time_ns" not in (records.dtype.names or ()):
+            continue
+        times = source.unix_times(records)
+        rises = np.diff(records["one_time_ns"]) / 1e9
+        for place in np.flatnonzero((times[1:] > slowest["begin_unix_ns"]) & (times[:-1] < slowest["end_unix_ns"])):
+            is_meanwhile = (rows["end_unix_ns"] > times[place]) & (rows["begin_unix_ns"] < times[place + 1])
+            is_meanwhile[at] = False
+            others = rows["iteration_s"][is_meanwhile]
+            if others.max(initial=0.0) < rises[place] <= slowest["iteration_s"]:  # no NaN
+                work_s = max(work_s, float(rises[place]))
+    return work_s
 
 
 def _compute_mean(values: Iterable[float]) -> float:

@@ -17,6 +17,7 @@ from zerotop.analysis.ranks.nodes import find_wanted_nodes
 from zerotop.analysis.reports.end_summary import EndSummary, summarize_end
 from zerotop.analysis.reports.finding_costs import FindingCost, rank_findings
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.analysis.views.watching_cost import measure_work_in_slowest
 from zerotop.ui.app.playhead import Playhead
 from zerotop.ui.base.bars.footer import CursorState
 from zerotop.ui.base.findings import choose_finding, find_time_marks
@@ -162,7 +163,8 @@ class FrameBuilder:
         key = len(told), source.end_ns
         if self._summary is None or self._summary[0] != key:
             batch_step = source.view_at(None).job.engine.batch_step
-            summary = summarize_end(told, source.job_steps, source.job_tokens, source.end_ns, batch_step)
+            steps, work_s = source.job_steps, measure_work_in_slowest(source.recording.sources["probe"], source.job_steps)
+            summary = summarize_end(told, steps, source.job_tokens, source.end_ns, batch_step, work_s)
             self._summary = key, replace(summary, past=self._describe_past())
         return self._summary[1]
 
