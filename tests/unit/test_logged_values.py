@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.inside.logged_values import read_number
 
 torch = pytest.importorskip("torch")
@@ -49,3 +52,13 @@ def test_no_operation_of_ours_is_counted_by_the_job() -> None:
         assert read_number(loss) is None
         assert read_number(2.5) == 2.5
     assert counted.count == 0
+
+
+def test_values_are_of_the_steps_of_the_rank_that_logged_them() -> None:
+    processes = []
+    for rank, end_ns in ((1, 12), (0, 10)):  # rank 1 made its engine first
+        rows = np.zeros(1, STEP_DTYPE)
+        rows["rank"], rows["end_unix_ns"] = rank, end_ns
+        processes.append(SimpleNamespace(step_rows=rows))
+    found = RecordingSource.find_logging_steps(cast(Any, SimpleNamespace(rank_steps=processes)), 10)
+    assert found["rank"].tolist() == [0]

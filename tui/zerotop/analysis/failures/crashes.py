@@ -214,7 +214,8 @@ class _Case:
         be = "were" if first.with_signal else "was"
         what = f"{be} killed by {name}" if name else "died unexpectedly"
         if not name and read_printed_ends(self.at).stopped_ns is not None:
-            what, name = "ended when a signal told its launcher to stop", "SIGTERM"
+            whose = "their" if len(first.ranks) > 1 or first.with_signal else "its"
+            what, name = f"ended when a signal told {whose} launcher to stop", "SIGTERM"
         stop = end_causes.STOPS.get(name or "") if not self.is_alone else None
         cause = cause._replace(advice=stop.advice, fix=stop.fix) if stop is not None else cause
         return f"{who} {what}{place}.", cause

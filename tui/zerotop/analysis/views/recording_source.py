@@ -240,7 +240,7 @@ class RecordingSource:
             iterations=self._iterations.first_iterations(count),
             cost=measure_cost(self.recording.at(cursor), lost),
             output=self._transcript.read_tail(cursor, _OUTPUT_LINES),
-            loss=read_last_loss(self.recording, self.find_lead_steps(cursor), cursor),
+            loss=read_last_loss(self.recording, self.find_logging_steps(cursor), cursor),
             inferred=self._rhythm.infer_at(cursor) if not count and job.state is JobState.RUNNING else None,
             history=self._histories.history_at(at, ranks, gpu_keys),
         )
@@ -267,6 +267,13 @@ class RecordingSource:
     def find_lead_steps(self, cursor: int) -> Rows:
         """Return the steps that the rank that made its engine first had finished at the cursor."""
         steps = next((process.step_rows for process in self.rank_steps if len(process.step_rows)), _NO_STEPS)
+        finished: Rows = steps[: np.searchsorted(steps["end_unix_ns"], cursor, "right")]
+        return finished
+
+    def find_logging_steps(self, cursor: int) -> Rows:
+        """Return the steps that the lowest rank, whose logged values are shown, had finished at the cursor."""
+        known = [process.step_rows for process in self.rank_steps if len(process.step_rows)]
+        steps = min(known, key=lambda rows: int(rows["rank"][0]), default=_NO_STEPS)
         finished: Rows = steps[: np.searchsorted(steps["end_unix_ns"], cursor, "right")]
         return finished
 

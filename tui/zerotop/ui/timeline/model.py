@@ -121,7 +121,7 @@ class PictureBuilder:
     def _read_logged(self, frame: Frame, pointed: int) -> dict[str, LastLogged]:
         """Return the last logged values up to the cursor: what the last step logged came after its end."""
         unix_ns = self._timelines.origin_ns + pointed if self.pointed_ns is not None else frame.view.cursor_ns
-        return read_last_logged(self._source.recording, self._source.find_lead_steps(unix_ns), unix_ns)
+        return read_last_logged(self._source.recording, self._source.find_logging_steps(unix_ns), unix_ns)
 
     def _build_state(self, frame: Frame, origin_ns: int) -> PlaybackState:
         moment, last = frame.moment, self._source.last_step

@@ -74,7 +74,7 @@ _SEEN = _KIND.with_changes(
         "[{departure} ][{groups} ][{untrained} ][{threads} ][{collectives} ]"
         "{silence}; the last iterations before took {iteration_s:seconds} (median)."
     ),
-    advice="{advice} The Ranks screen shows all stacks.",
+    advice="{advice} While it stands still, the Ranks screen shows all stacks.",
     fix="[{line}]",
 )
 _AT_END = _SEEN.with_changes(confidence=0.7, headline="No progress for {silent_s:seconds} before the end: {odd}")

@@ -26,7 +26,7 @@ _KIND = FindingKind(
     lost_once="silent_s",
     headline="Stuck at the start for {silent_s:seconds}: {odd}",
     details="[{groups} ]No rank has moved on since then.",
-    advice="{advice} The Ranks screen shows all stacks.",
+    advice="{advice} While it stands still, the Ranks screen shows all stacks.",
     fix="[{line}]",
 )
 _ATTACHED = _KIND.with_changes(
