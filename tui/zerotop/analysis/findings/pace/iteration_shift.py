@@ -72,6 +72,8 @@ _BETWEEN = _KIND.with_changes(
     fix="py-spy dump --pid {pid}",
 )
 _BY_GPU = _KIND.with_changes(details="The GPU works {carried:seconds} {longer}: {part}[; {cause}].")
+# The first step of a change is named if it took so many times what the next ones do, as one that compiles.
+_FIRST_TIMES = 4.0
 # A part of the GPU's work is named from this share of the change on.
 _PART_SHARE = 0.2
 
@@ -230,9 +232,13 @@ def _build_finding(told: ToldShift) -> Finding:
     evidence = {"before_s": whole.before_s, "after_s": whole.after_s, "change_share": whole.after_s / whole.before_s - 1}
     evidence["jump_of_first_steps_s"] = shift.added_s  # the level may go on to rise
     evidence |= {f"{name.removesuffix('_s')}_change_s": value for name, value in whole.parts.items()}
+    begin = find_begin(change, found.known_ns)
+    first_s = float(begin["iteration_s"][0])
+    if first_s >= _FIRST_TIMES * whole.after_s:
+        kind = kind.with_changes(details=f"{kind.details} Step {{step}} itself took {{first_s:seconds}}.")
     return kind.at_steps(
         change.group,
-        find_begin(change, found.known_ns),
+        begin,
         {**evidence, "until_step": until_step},
         known_ns=found.known_ns,
         take="take" if until_step is None else "took",
@@ -241,6 +247,7 @@ def _build_finding(told: ToldShift) -> Finding:
         busy_before=whole.gpu_uses[0] if whole.is_by_gpu else None,
         busy_after=whole.gpu_uses[1] if whole.is_by_gpu else None,
         longer="longer" if whole.is_worse else "shorter",
+        first_s=first_s,
         part=_describe_part(whole),
         cost=0.0 if is_warm_up else whole.cost,
         pid=change.process.source.pid,
