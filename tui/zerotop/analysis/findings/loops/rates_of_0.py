@@ -22,7 +22,7 @@ _LASTING = FindingKind(
     confidence=0.97,
     headline="The learning rate has been {rate} since step {step}: nothing is learned",
     details=(
-        "All groups of parameters had a learning rate of {exact} at each of {readings:count reading} up to step"
+        "All groups of parameters had a learning rate {exact} at each of {readings:count reading} up to step"
         " {last_step}.[ {fell}]"
     ),
     advice=(
@@ -33,7 +33,7 @@ _LASTING = FindingKind(
 )
 _OVER = _LASTING.with_changes(
     headline="The learning rate was {rate} in steps {step} to {last_step}: nothing was learned in them",
-    details="All groups of parameters had a learning rate of {exact} at each of {readings:count reading}.[ {fell}]",
+    details="All groups of parameters had a learning rate {exact} at each of {readings:count reading}.[ {fell}]",
 )
 _DECAY = (
     "Look at its scheduler: one that is meant to be stepped once an epoch, but is stepped with each batch, multiplies the"
@@ -96,7 +96,7 @@ class _RateSearch:
         return min(_STEPS, max(_LEAST_STEPS, _SHARE * planned[-1])) if planned else _STEPS
 
     def _build(self, kind: FindingKind, begin_ns: int, step: int | None, known_ns: int) -> Finding:
-        values: dict[str, Any] = {"rate": "0", "exact": "exactly 0", "fell": None}
+        values: dict[str, Any] = {"rate": "0", "exact": "of exactly 0", "fell": None}
         if not self._is_exact:
             below, kind = f"below {NO_RATE:.0e}", kind.with_changes(advice=_DECAY)
             values = {
