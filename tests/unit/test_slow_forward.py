@@ -94,7 +94,7 @@ def test_a_rank_with_more_to_do_is_not_slow(tmp_path: Path) -> None:
     change_table(folder, "spans-rank1", give_more)
     assert find_named(folder, "slow_forward") == []
     (uneven,) = find_named(folder, "uneven_batches")
-    assert uneven.headline == "Rank 1 gets 2.0 times the tokens of the others, which wait for it"
+    assert uneven.headline == "Rank 1 gets 2.0 times the tokens of the other rank, which waits for it"
     assert (uneven.ranks, uneven.step) == ((1,), SINCE)
     assert uneven.evidence["forward_s"] - uneven.evidence["others_s"] == pytest.approx(LATE_NS / 1e9, abs=0.005)
 

@@ -44,10 +44,10 @@ _ON_CPU = _KIND.with_changes(
 _UNEVEN = FindingKind(
     name="uneven_batches",
     confidence=0.9,
-    headline="Rank {rank} gets {times:.1f} times the {unit} of the others, which wait for it",
+    headline="Rank {rank} gets {times:.1f} times the {unit} of {others}, which {wait} for it",
     details=(
-        "In steps {first_step} to {last_step} its batches have {size:,.0f} {unit}, those of the others {others_size:,.0f}"
-        " (medians). Its forward takes {forward_s:seconds}, the others' {others_s:seconds}, {clock}; an iteration takes"
+        "In steps {first_step} to {last_step} its batches have {size:,.0f} {unit}, those of {others} {others_size:,.0f}"
+        " (medians). Its forward takes {forward_s:seconds}, that of {others} {others_s:seconds}, {clock}; an iteration takes"
         " {iteration_s:seconds}."
     ),
     advice=(
@@ -247,6 +247,8 @@ def _build_uneven(group: Group, examined: Sequence[_Step]) -> Finding:
         cost=(forward - others) / iteration,
         clock="measured on the GPU" if process.is_on_gpu else "measured on the host",
         times=sizes[process] / others_size,
+        others="the other rank" if len(group.processes) == 2 else "the others",
+        wait="waits" if len(group.processes) == 2 else "wait",
         others_size=others_size,
         unit=name_size(np.concatenate(list(each.values()))) or "rows",
         first_step=int(steps[0]),
