@@ -45,7 +45,7 @@ def test_a_loop_is_described_by_what_trains_it() -> None:
         **parse_engine(EngineFacts(make_loop(micro_batch=8, gradient_accumulation=2, trainable_parameters=1000)))
     )
     assert engine.describe_engine() == (
-        "Net, 0.0 M parameters, DDP x 4, AdamW, fp32, bf16 autocast, batch 8 x 2 x 4 (micro-batch x accumulation x ranks)"
+        "Net, 1,000 parameters, DDP x 4, AdamW, fp32, bf16 autocast, batch 8 x 2 x 4 (micro-batch x accumulation x ranks)"
     )
     assert (engine.setup_text, engine.method_text) == ("DDP x 4, bf16, AdamW", "DDP x 4, AdamW")
     assert (
@@ -57,7 +57,7 @@ def test_a_loop_is_described_by_what_trains_it() -> None:
     )
     assert lora.setup_text == "bf16 base, fp32 trained, AdamW"
     assert "bf16 base, fp32 trained" in lora.describe_engine()
-    assert "(0.0 M trained)" in EngineSummary(**parse_engine(EngineFacts(make_loop()))).describe_engine()
+    assert "(100 trained)" in EngineSummary(**parse_engine(EngineFacts(make_loop()))).describe_engine()
 
 
 def make_steps(rows: list[int], first_step: int = 0) -> NDArray[Any]:
