@@ -19,6 +19,12 @@ ANOMALY, PROFILER = "anomaly", "profiler"
 AGAIN, FAILURE = "again", "out_of_memory"
 """Moments at which tensors were counted more than once: ``when`` of the event ``tensors``."""
 
+UNOPTIMIZED, NO_SYNC = "unoptimized", "no_sync"
+"""Settings of the training: trained parameters in no optimizer, and DDP's no_sync(); ``name`` of a ``ChangedSetting``."""
+
+BYPASSED = "bypassed"
+"""The value of NO_SYNC while the model is called without the DistributedDataParallel that wraps it."""
+
 DIMENSIONS = {
     "vocabulary": "vocab_size",
     "hidden": "hidden_size",

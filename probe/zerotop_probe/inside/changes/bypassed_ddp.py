@@ -7,10 +7,7 @@ from typing import Any
 
 from zerotop_probe.inside.guard import now
 
-BYPASSED = "bypassed"
-"""The value of the setting ``no_sync`` where it is so."""
-
-# Steps in a row with phases that are so.
+# Steps in a row, of those with phases, in which DDP is not called.
 _STEPS = 10
 _WRAPPED = "require_backward_grad_sync"  # an attribute that only DDP has
 
@@ -32,7 +29,7 @@ class BypassedDdp:
         return self._steps > _STEPS
 
     def note(self, module: Any, *, is_first: bool) -> None:
-        """Note a forward that is trained; ``is_first``: of its step."""
+        """Note a forward of a model in training; ``is_first``: the first one of its step."""
         if _WRAPPED in (facts := vars(module)):
             model = facts["_modules"].get("module")
             self._model = weakref.ref(model) if model is not None else None

@@ -9,11 +9,12 @@ from typing import Any
 
 from zerotop_probe.inside.changes.checkpoint_calls import CHECKPOINTING, CheckpointCalls
 from zerotop_probe.inside.changes.training_settings import Change
-from zerotop_probe.inside.changes.unoptimized_parameters import UNOPTIMIZED, RegisteredParameters, UnoptimizedParameters
+from zerotop_probe.inside.changes.unoptimized_parameters import RegisteredParameters, UnoptimizedParameters
 from zerotop_probe.inside.guard import CostMeter, now, wrap_method
 from zerotop_probe.inside.stacks import code_positions
 from zerotop_probe.inside.stacks.own_lines import OwnLines, OwnPlace
 from zerotop_probe.inside.stacks.paths import PathNames
+from zerotop_probe.recording.event_values import NO_SYNC, UNOPTIMIZED
 
 # What a call of a method of Module changes, by the method. Such calls are rare once the training has begun.
 _METHODS = {
@@ -29,7 +30,7 @@ _NAMES = {
     "trained_parameters": ("requires_grad", "requires_grad_()"),
     "autocast": ("autocast()",),
     "other_autocast": ("autocast()",),
-    "no_sync": ("no_sync()",),
+    NO_SYNC: ("no_sync()",),
     "cudnn.enabled": ("enabled",),
     "cudnn.benchmark": ("benchmark",),
     "cudnn.deterministic": ("deterministic",),

@@ -14,18 +14,17 @@ from types import FrameType
 from typing import Any
 
 from zerotop_probe.inside.budget import read_budget
-from zerotop_probe.inside.changes.bypassed_ddp import BYPASSED, BypassedDdp
+from zerotop_probe.inside.changes.bypassed_ddp import BypassedDdp
 from zerotop_probe.inside.changes.checkpoint_calls import CHECKPOINTING
 from zerotop_probe.inside.changes.held_tensors import describe_held
 from zerotop_probe.inside.changes.setting_lines import SettingLines
 from zerotop_probe.inside.changes.training_settings import Change, list_changes, list_first_flags, read_settings
-from zerotop_probe.inside.changes.unoptimized_parameters import UNOPTIMIZED
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.stacks.code_positions import find_calls_without
 from zerotop_probe.inside.stacks.own_lines import OwnPlace
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording import events
-from zerotop_probe.recording.event_values import AGAIN, FAILURE
+from zerotop_probe.recording.event_values import AGAIN, BYPASSED, FAILURE, NO_SYNC, UNOPTIMIZED
 
 NAME = "training settings"
 """The name in the probe's errors."""
@@ -54,7 +53,7 @@ _COUNT_PAUSE_NS = 500_000_000
 _WORKSPACES, _MOST_WORKSPACES = (33_554_432, 8_519_680), 4
 # Forwards of a step that are asked whether autocast is on, until it is.
 _MOST_ASKED = 4
-_AUTOCAST, _OTHER_AUTOCAST, _NO_SYNC = "autocast", "other_autocast", "no_sync"
+_AUTOCAST, _OTHER_AUTOCAST = "autocast", "other_autocast"
 _DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
@@ -77,7 +76,7 @@ class TrainingWatch:
         self.find_thread: Callable[[], int] = lambda: 0
         """Returns the number of the thread that trains."""
         self.autocast = ""
-        """The dtype of autocast in the last step's forwards that were asked; empty without autocast."""
+        """The dtype of autocast as the forwards of the last step show it; empty without autocast."""
         self.other_autocast: str | None = None
         """The same of the first model in a step that is not trained, such as a teacher; None if none was called."""
         self.no_sync: str | None = None
@@ -194,7 +193,7 @@ class TrainingWatch:
         seen = {
             CHECKPOINTING: self._lines.checkpoints.is_on,
             _OTHER_AUTOCAST: self.other_autocast,
-            _NO_SYNC: self.no_sync,
+            NO_SYNC: self.no_sync,
             UNOPTIMIZED: unoptimized.count(modules, optimizers, time_ns, step),
         }
         self._stood_ns[UNOPTIMIZED] = unoptimized.held_ns
@@ -204,7 +203,7 @@ class TrainingWatch:
         joined_ns = self.find_joined() if known and len(known) < len(modules) else 0
         without = read_settings(known, optimizers, self.autocast) | seen if joined_ns > since_ns else settings
         self._models = [weakref.ref(one) for one in modules]
-        for name in (CHECKPOINTING, _OTHER_AUTOCAST, _NO_SYNC):
+        for name in (CHECKPOINTING, _OTHER_AUTOCAST, NO_SYNC):
             if before is not None and before[name] is None:
                 before[name] = settings[name]
         self._settings = settings
@@ -237,8 +236,9 @@ class TrainingWatch:
         for change, joined_ns in changes:
             finds = self._names_lines and not joined_ns
             changed_ns, place = self._lines.find_place(change, since_ns, frame) if finds else (joined_ns or None, None)
-            if change.after == BYPASSED:
-                changed_ns, self._stood_ns[_NO_SYNC] = self.bypassed.first_ns, self.bypassed.last_ns
+            is_bypassed = (change.name, change.after) == (NO_SYNC, BYPASSED)
+            if is_bypassed:
+                changed_ns, self._stood_ns[NO_SYNC] = self.bypassed.first_ns, self.bypassed.last_ns
             facts: dict[str, Any] = {
                 "name": change.name,
                 "before": _format_value(change.before),
@@ -248,7 +248,7 @@ class TrainingWatch:
                 facts |= {"before": "", "after": ""}
             facts |= {"changed_ns": changed_ns} if changed_ns is not None else {}
             stood_ns = self._stood_ns.get(change.name, 0)
-            facts |= {"begin_ns": stood_ns} if 0 < stood_ns < since_ns or change.after == BYPASSED else {}
+            facts |= {"begin_ns": stood_ns} if 0 < stood_ns < since_ns or is_bypassed else {}
             described.append({**facts, **(place._asdict() if place is not None else {})})
         facts = {"last_step": since_step, "begin_ns": since_ns, "changes": described}
         self._write_event(now(), events.TrainingChanged, step=step, **facts)
@@ -308,7 +308,7 @@ class TrainingWatch:
         """
         if not self._asked and (reduces := vars(module).get("require_backward_grad_sync")) is not None:
             before, self.no_sync = self.no_sync, "off" if reduces else "on"
-            self._note_read(_NO_SYNC, self.no_sync != before)
+            self._note_read(NO_SYNC, self.no_sync != before)
         found = self._guard.run(_read_autocast) or ""
         self._asked += 1
         self.wants_autocast = not found and self._asked < _MOST_ASKED

@@ -14,17 +14,14 @@ from typing import Any, NamedTuple
 from zerotop_probe.inside.changes.training_settings import list_submodules
 from zerotop_probe.inside.stacks.own_lines import OwnLines, OwnPlace
 
-UNOPTIMIZED = "unoptimized"
-"""The name of the setting: how many such parameters there are."""
-
 # Steps for which they must be in no optimizer: some scripts add them to one a little later.
 _STEPS = 10
-# Parameters noted between two looks at which an optimizer held each: each costs the search for its line.
+# The most parameters that are noted until a look finds each in an optimizer: for each one its line is searched.
 _MOST_NOTED = 512
 
 
 class RegisteredParameters:
-    """The parameters that modules were given since the last look at which an optimizer held each, and by which lines."""
+    """Parameters that modules were given since a look last found each parameter in an optimizer, with the lines."""
 
     def __init__(self, own_lines: OwnLines) -> None:
         self._own_lines = own_lines
@@ -130,7 +127,7 @@ class UnoptimizedParameters:
         return next((name for name, older in settings.items() if older == count), "")
 
     def find_place(self) -> tuple[int | None, OwnPlace | None]:
-        """Return when and where the first of those counted was made; None if unknown."""
+        """Return when and where the first of the counted parameters was made; None for what is unknown."""
         return self._registered.find_first(self._numbers)
 
 

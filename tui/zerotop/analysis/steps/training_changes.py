@@ -7,15 +7,13 @@ from typing import NamedTuple
 
 from zerotop.analysis.code_line import CodeLine, read_line
 from zerotop.analysis.formatting import join_words
+from zerotop_probe.recording.event_values import BYPASSED, NO_SYNC, UNOPTIMIZED
 from zerotop_probe.recording.events import ChangedSetting, TrainingChanged
 
 # Changes that one sentence names, the most telling first.
 _MOST_NAMED = 2
 # Gradient checkpointing as a setting of modules, and as calls of PyTorch's functions, which follow from it.
 _BY_MODULES, _BY_CALLS = "module.gradient_checkpointing", "checkpointing"
-UNOPTIMIZED, NO_SYNC, BYPASSED = "unoptimized", "no_sync", "bypassed"
-"""The change that parameters are trained, and in no optimizer any more; and whether micro-steps are within no_sync(), or the
-model is called without its DDP, the value BYPASSED."""
 _ORDER = (
     "dtypes",
     "autocast",

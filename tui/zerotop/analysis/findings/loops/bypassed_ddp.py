@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_attempt
-from zerotop.analysis.steps.training_changes import BYPASSED, NO_SYNC
+from zerotop_probe.recording.event_values import BYPASSED, NO_SYNC
 from zerotop_probe.recording.events import ChangedSetting, TrainingChanged
 
 _KIND = FindingKind(
@@ -27,7 +27,7 @@ _KIND = FindingKind(
 
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
-    """Report it as the lead's probe saw it, once 11 steps were trained so."""
+    """Report it as the lead's probe has seen it: after some steps without DDP."""
     lead = window.subject.lead
     for event in window.items(lead.events_of(TrainingChanged)):
         for change in event.changes:
@@ -39,8 +39,7 @@ def _build(group: Group, event: TrainingChanged, change: ChangedSetting) -> Find
     offset_ns = group.lead.source.offset_ns
     first_ns, last_ns = ((time_ns or event.begin_ns) + offset_ns for time_ns in (change.changed_ns, change.begin_ns))
     step, last_step = group.lead.step_at(first_ns), group.lead.step_at(last_ns)
-    is_exact = (
-        step is not None and last_step is not None and step <= last_step + 1
-    )  # else the steps between were only counted
+    # Otherwise the steps between these were only counted.
+    is_exact = step is not None and last_step is not None and step <= last_step + 1
     values: dict[str, Any] = {"step": step, "last_step": last_step, "earlier": None if is_exact else "or earlier"}
     return _KIND.at(group, first_ns, event.unix_ns, {}, known_ns=event.unix_ns, **values)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_attempt
-from zerotop.analysis.steps.training_changes import UNOPTIMIZED, TrainingChange, list_changes, parse_counts
+from zerotop.analysis.steps.training_changes import TrainingChange, list_changes, parse_counts
+from zerotop_probe.recording.event_values import UNOPTIMIZED
 from zerotop_probe.recording.events import TrainingChanged
 
 _KIND = FindingKind(

@@ -22,13 +22,12 @@ from zerotop.analysis.findings.support.thresholds import NEAR_STEPS
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS
 from zerotop.analysis.steps.training_changes import (
-    NO_SYNC,
     TrainingChange,
     describe_changes,
     describe_repeated,
     parse_counts,
 )
-from zerotop_probe.recording.event_values import PEAK
+from zerotop_probe.recording.event_values import NO_SYNC, PEAK
 
 # The least rise of the peak, in bytes and as a share of the one before; steps that show it, the first at most so many steps
 # after the slowdown, as the peaks of counted steps are not known.
@@ -139,7 +138,7 @@ def check_training(change: StepChange) -> Cause | None:
         return check_code(change)
     is_told = fitting[0].effect_on_time != 0 or fitting[0].line is not None
     cause = Cause(describe_changes(fitting), *_advise(change, fitting[0], change.added_s), 0.95 if is_told else 0.85)
-    # Somebody wrote the name of another optimizer there, and L-BFGS makes several passes in each step.
+    # The script names another optimizer, and some, such as L-BFGS, make several passes in each step.
     cause = cause._replace(is_expected=any(one.name == "optimizers" for one in fitting))
     return cause._replace(between=_name_steps(change, fitting)) if _is_between_far_looks(change, fitting[0]) else cause
 
