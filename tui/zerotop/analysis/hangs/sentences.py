@@ -10,6 +10,8 @@ from zerotop.analysis.hangs.stacks import ThreadStack
 from zerotop.analysis.hangs.standstill import Absence, StackGroup, Standstill
 from zerotop.analysis.hangs.waits import A_THREAD, THREADS, WaitKind, find_wait
 
+ALL_STACKS = "While it stands still, the Ranks screen shows all stacks."
+"""Where more than one sentence on a standstill is to be found."""
 # Activities that are things to wait for, such as "a queue", and no functions.
 _AWAITED = ("a ", "another ", "the ", "thread ")
 _BY_THREADS = (

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_node
+from zerotop.analysis.findings.support.causes.host_causes import FEWER_WORKERS
 from zerotop.analysis.findings.support.host_load import (
     CoreLoad,
     count_children,
@@ -45,8 +46,8 @@ _BY_WORKERS = _KIND.with_changes(
         "The ranks on {host} get {ranks_cores:.1f} cores, other processes {others_cores:.1f}[, and the training thread of"
         " rank {waiting_rank} waits for one in {waiting_share:percent} of the time].[ It lasted to step {until_step:.0f}.]"
     ),
-    advice="Give the job more cores, or start fewer workers: they take the ranks' cores.",
-    fix="{fewer_workers_fix}",
+    advice=FEWER_WORKERS[0],
+    fix=FEWER_WORKERS[1],
 )
 _BY_CHILDREN = _KIND.with_changes(
     headline=(

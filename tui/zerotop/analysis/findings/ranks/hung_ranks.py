@@ -27,6 +27,7 @@ from zerotop.analysis.formatting import Text
 from zerotop.analysis.hangs.reader import StandstillReader
 from zerotop.analysis.hangs.reading import find_reading, list_training
 from zerotop.analysis.hangs.sentences import (
+    ALL_STACKS,
     describe_collectives,
     describe_departure,
     describe_group,
@@ -74,7 +75,7 @@ _SEEN = _KIND.with_changes(
         "[{departure} ][{groups} ][{untrained} ][{threads} ][{collectives} ]"
         "{silence}; the last iterations before took {iteration_s:seconds} (median)."
     ),
-    advice="{advice} While it stands still, the Ranks screen shows all stacks.",
+    advice=f"{{advice}} {ALL_STACKS}",
     fix="[{line}]",
 )
 _AT_END = _SEEN.with_changes(confidence=0.7, headline="No progress for {silent_s:seconds} before the end: {odd}")

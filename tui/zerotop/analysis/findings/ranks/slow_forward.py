@@ -51,8 +51,8 @@ _UNEVEN = FindingKind(
         " {iteration_s:seconds}."
     ),
     advice=(
-        "Deal examples of alike length out to the ranks in turn: where they are sorted or grouped by length, rank by rank of"
-        " each group, not one part of the data to each rank."
+        "Deal examples of similar length out to the ranks in turn. Where they are sorted or grouped by length, do so within"
+        " each group, instead of giving each rank one part of the data."
     ),
     fix="{dealing}",
     repeats=(Kinds(is_simultaneous, "iteration_shift"),),
@@ -112,7 +112,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
 
 def _find_uneven(examined: Sequence[_Step]) -> Sequence[_Step] | None:
-    """Return the first SLOW_STEPS in a row in which one rank had more to do, and which it made notably longer."""
+    """Return the first SLOW_STEPS in a row in which the same rank had more to do, and took notably longer for it."""
     for begin in range(len(examined) - SLOW_STEPS + 1):
         steps = examined[begin : begin + SLOW_STEPS]
         ranks = {one.larger for one in steps}
@@ -186,7 +186,7 @@ def _measure_iterations(rows: Sequence[Rows]) -> Floats:
 
 
 def _find_slowest(group: Group, steps: Ints, forward: Floats) -> tuple[Ints, Ints, Floats, Floats, Floats]:
-    """Return the values of _Step from ``slow`` on, for each step."""
+    """Return the fields of _Step from ``slow`` on, each with a value for each step."""
     rows = [_select_rows(process, steps) for process in group.processes]
     sizes, total = (
         np.stack([get_batch_sizes(one) for one in rows]),
@@ -206,54 +206,64 @@ def _find_slowest(group: Group, steps: Ints, forward: Floats) -> tuple[Ints, Int
     return np.where(is_slow, index, -1), np.where(has_more, index, -1), first, second, (first - second) / iterations
 
 
-_SECONDS = ("longest_s", "second_s")
-
-
 def _build_finding(group: Group, examined: Sequence[_Step]) -> Finding:
-    process, steps = group.processes[examined[0].slow], np.array([one.number for one in examined])
-    rows, others = _select_rows(process, steps), [other for other in group.processes if other is not process]
-    forward, slowest = (float(np.median([getattr(one, name) for one in examined])) for name in _SECONDS)
-    iteration = float(np.median(_measure_iterations([_select_rows(one, steps) for one in group.processes])))
-    window = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
-    machine = _compare_machine(process, others, window)
-    kind = _KIND if process.is_on_gpu else _ON_CPU
-    same = name_size(np.concatenate([_select_rows(one, steps) for one in group.processes]))
+    process, each = group.processes[examined[0].slow], _select_steps(group, examined)
+    rows, others = each[process], [other for other in group.processes if other is not process]
+    kind, same = _KIND if process.is_on_gpu else _ON_CPU, name_size(np.concatenate(list(each.values())))
     if same is None:
         kind = kind.with_changes(advice=f"{UNKNOWN_SIZES} {kind.advice}")
-    return kind.at_steps(
-        process,
-        rows,
-        {"forward_s": forward, "others_s": slowest, "iteration_s": iteration, **machine},
-        known_ns=max(one.known_ns for one in examined),
-        cost=(forward - slowest) / iteration,
-        clock="measured on the GPU" if process.is_on_gpu else "measured on the host",
-        pid=process.source.pid,
-        same=same,
-    )
+    machine = _compare_machine(process, others, (int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])))
+    return _build(kind, process, each, examined, machine, pid=process.source.pid, same=same)
 
 
 def _build_uneven(group: Group, examined: Sequence[_Step]) -> Finding:
-    process, steps = group.processes[examined[0].larger], np.array([one.number for one in examined])
-    each = {one: _select_rows(one, steps) for one in group.processes}
+    process, each = group.processes[examined[0].larger], _select_steps(group, examined)
     sizes = {one: float(np.median(get_batch_sizes(rows))) for one, rows in each.items()}
     others_size = float(np.median([size for one, size in sizes.items() if one is not process]))
-    forward, others = (float(np.median([getattr(one, name) for one in examined])) for name in _SECONDS)
-    iteration = float(np.median(_measure_iterations(list(each.values()))))
-    return _UNEVEN.at_steps(
+    is_pair = len(group.processes) == 2
+    return _build(
+        _UNEVEN,
         process,
-        each[process],
-        {"forward_s": forward, "others_s": others, "iteration_s": iteration, "size": sizes[process]},
-        known_ns=max(one.known_ns for one in examined),
-        cost=(forward - others) / iteration,
-        clock="measured on the GPU" if process.is_on_gpu else "measured on the host",
+        each,
+        examined,
+        {"size": sizes[process]},
         times=sizes[process] / others_size,
-        others="the other rank" if len(group.processes) == 2 else "the others",
-        wait="waits" if len(group.processes) == 2 else "wait",
+        others="the other rank" if is_pair else "the others",
+        wait="waits" if is_pair else "wait",
         others_size=others_size,
         unit=name_size(np.concatenate(list(each.values()))) or "rows",
-        first_step=int(steps[0]),
-        last_step=int(steps[-1]),
+        first_step=examined[0].number,
+        last_step=examined[-1].number,
         dealing="indices = indices[rank::world_size]",
+    )
+
+
+def _select_steps(group: Group, examined: Sequence[_Step]) -> dict[Process, Rows]:
+    steps = np.array([one.number for one in examined])
+    return {process: _select_rows(process, steps) for process in group.processes}
+
+
+def _build(
+    kind: FindingKind,
+    process: Process,
+    each: dict[Process, Rows],
+    examined: Sequence[_Step],
+    evidence: dict[str, float],
+    **values: Any,
+) -> Finding:
+    """Return a finding about the rank that takes longest, with the times that both kinds tell."""
+    longest, second = (
+        float(np.median(one)) for one in zip(*((one.longest_s, one.second_s) for one in examined), strict=True)
+    )
+    iteration = float(np.median(_measure_iterations(list(each.values()))))
+    return kind.at_steps(
+        process,
+        each[process],
+        {"forward_s": longest, "others_s": second, "iteration_s": iteration, **evidence},
+        known_ns=max(one.known_ns for one in examined),
+        cost=(longest - second) / iteration,
+        clock="measured on the GPU" if process.is_on_gpu else "measured on the host",
+        **values,
     )
 
 

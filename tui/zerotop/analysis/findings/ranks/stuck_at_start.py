@@ -10,7 +10,7 @@ import numpy as np
 from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, SearchWindow, Severity, in_job
 from zerotop.analysis.findings.support.thresholds import BUSY_CORES
 from zerotop.analysis.formatting import format_percent, format_ranks
-from zerotop.analysis.hangs.sentences import describe_group, describe_odd, write_advice
+from zerotop.analysis.hangs.sentences import ALL_STACKS, describe_group, describe_odd, write_advice
 from zerotop.analysis.hangs.stacks import SILENT, read_silent_stacks
 from zerotop.analysis.hangs.standstill import StackGroup
 from zerotop.analysis.hangs.start import Start, find_awaited, find_standstill
@@ -26,7 +26,7 @@ _KIND = FindingKind(
     lost_once="silent_s",
     headline="Stuck at the start for {silent_s:seconds}: {odd}",
     details="[{groups} ]No rank has moved on since then.",
-    advice="{advice} While it stands still, the Ranks screen shows all stacks.",
+    advice=f"{{advice}} {ALL_STACKS}",
     fix="[{line}]",
 )
 _ATTACHED = _KIND.with_changes(
@@ -36,7 +36,7 @@ _ATTACHED = _KIND.with_changes(
 _AWAITED = _ATTACHED.with_changes(
     headline="Others have waited {silent_s:seconds} for {odd}",
     details="[{groups} ]{use}.",
-    advice="See what keeps that line busy: the others wait until it is done. The Ranks screen shows all stacks.",
+    advice=f"See what keeps that line busy: the others wait until it is done. {ALL_STACKS}",
     severity=Severity.WARNING,
 )
 _LOCKED = _KIND.with_changes(

@@ -51,7 +51,10 @@ _WAITED_SHARE, _COMPUTED_SHARE = 0.75, 0.25
 
 _CORES: Advice = ("Give each rank cores of its own, and as many threads as it has cores.", "{own_cores_fix}")
 _OTHERS: Advice = ("See what runs beside the job: the ranks wait for cores.", "top -b -n 1 -o %CPU | head -20")
-_WORKERS: Advice = ("Give the job more cores, or start fewer workers: they take the ranks' cores.", "{fewer_workers_fix}")
+FEWER_WORKERS: Advice = (
+    "Give the job more cores, or start fewer workers: they take the ranks' cores.",
+    "{fewer_workers_fix}",
+)
 _PAGING: Advice = ("Use less host memory: {less_host_memory}.", "{less_host_memory_fix}")
 _CORE_CLOCK: Advice = ("Check the node's cooling and its CPU frequency governor.", "cpupower frequency-info")
 
@@ -114,7 +117,7 @@ def _find_taker(change: StepChange, before: CoreLoad | None, after: CoreLoad) ->
     place = f" at {start.place}" if start is not None else ""
     return max(
         _Taker("other processes", strange[0], strange[1], _OTHERS),
-        _Taker(f"its {format_count(workers, 'DataLoader worker')}", own[0], own[1], _WORKERS),
+        _Taker(f"its {format_count(workers, 'DataLoader worker')}", own[0], own[1], FEWER_WORKERS),
         _Taker(
             f"{format_count(children, 'process')} that the job had started{place}",
             started[0],
