@@ -62,7 +62,7 @@ def test_reserved_memory_is_not_left(tmp_path: Path) -> None:
     ("free", "told"),
     [
         (100 * GIB, "100 GiB of the device are left"),
-        (float("nan"), "PyTorch does not hold 125 GiB of the device"),
+        (float("nan"), "PyTorch leaves 125 GiB of the device"),
     ],
 )
 def test_only_what_nvml_calls_free_is_left(free: float, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -439,7 +439,7 @@ def test_a_change_that_makes_steps_cheaper_explains_no_slowdown(
 
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_gradients_that_are_reduced_in_each_micro_step(is_lost: bool, tmp_path: Path) -> None:
-    """It explains longer steps; that they are no longer reduced does not."""
+    """Reducing gradients in each micro-step explains longer steps, and no longer doing so does not."""
     values = ("on", "off") if is_lost else ("off", "on")
     change = {"name": "no_sync", "before": values[0], "after": values[1], "file": "train.py", "line": 82, "function": "main"}
     (finding,) = find_named(write_change(record_pace(tmp_path, 0.5, 1.0), 27.1, change), "iteration_shift")
@@ -498,7 +498,7 @@ def test_a_model_that_trains_in_evaluation_mode(
             "4 dropped, 30 elements, 4 left, 4 tensors, 0 unfrozen",
             True,
             "since step 20: train.py:82",
-            "without them. It still",
+            "without them. The optimizer still",
         ),
         (
             "0 dropped, 30 elements, 0 left, 4 tensors, 4 unfrozen",
@@ -510,7 +510,7 @@ def test_a_model_that_trains_in_evaluation_mode(
             "0 dropped, 30 elements, 4 left, 4 tensors, 0 unfrozen",
             False,
             "Since a step between 1 and 2",
-            "parameter. It still",
+            "parameter. The optimizer still",
         ),
         ("", False, "", ""),
         ("odd", True, "", ""),

@@ -533,7 +533,7 @@ def test_holders_are_searched_at_a_failure(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class _Trained:
-    """A loop of two linear layers and their optimizer, with what the looks at its parameters say."""
+    """A loop of two linear layers and their optimizer, and what the looks at its parameters have found."""
 
     def __init__(self) -> None:
         self.models = [torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))]

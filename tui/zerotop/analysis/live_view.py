@@ -60,7 +60,7 @@ class Progress:
     step: int | None  # last finished optimizer step of the slowest rank, counted from 0
     total_steps: int | None
     skipped_steps: int
-    # Mean of the last ten iterations, the first of all left out; of a job that is over the median of all but skipped ones.
+    # Mean of the last ten iterations, without the job's first; once the job is over, the median of all but skipped ones.
     iteration_s: float
     recent_iterations: int  # of which it is the mean while the job runs: up to ten
     tokens_per_s: float  # mean over the same iterations, of all ranks together

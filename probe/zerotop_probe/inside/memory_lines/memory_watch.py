@@ -23,7 +23,7 @@ _CREEP_BYTES = 16 << 20
 _PEAK_SHARE = 0.05
 _PEAK_BYTES = 64 << 20
 _PEAK_STEPS = 2
-# A peak is looked at again where so many times as much, and so many bytes more, are reserved for it as at the last look.
+# A peak is looked at again once this many times as much is reserved as at the last look, and this many bytes more.
 _RESERVED_TIMES, _RESERVED_BYTES = 1.25, 1 << 30
 # Steps that create the optimizer's state and buffers.
 _FIRST_STEPS = 3
@@ -32,7 +32,7 @@ _LOCKSTEP = 4
 # Time between two looks because memory creeps, and between the first two for a peak, which doubles each time (ns).
 _CREEP_PAUSE_NS, _PEAK_PAUSE_NS = 600_000_000_000, 10_000_000_000
 
-# A peak of so many times the known one, of which there cannot be many, waits for this long only (ns).
+# A peak of this many times the known one is rare, so the next look comes this soon (ns).
 _JUMP_TIMES, _JUMP_PAUSE_NS = 2, 1_000_000_000
 
 # What a look costs by itself, and for each allocation until a look has shown it, and at least (ns).

@@ -65,7 +65,7 @@ class SilenceRecorder:
                     facts: dict[str, Any] = {"count": 1}
                     if ident != trainer:
                         facts["thread"] = name
-                        # Not the property, which a class of the job may define anew.
+                        # Not the property: a subclass in the job's code may override it.
                         is_daemon = getattr(thread, "_daemonic", None)
                         if is_daemon is not None:
                             facts["daemon"] = bool(is_daemon)

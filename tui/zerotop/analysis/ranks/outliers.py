@@ -87,7 +87,7 @@ class Skew:
     is_in_each: bool = True  # most of the steps show it; else it is an average
     most_s: float = 0.0  # the largest difference of a rank from the usual one, longer or shorter, in any phase
     told: RankDelay | None = None  # the same delay, as a finding has measured it
-    is_clear: bool = True  # it stands out of its spread over the steps
+    is_clear: bool = True  # larger than its spread over the steps explains
     fewest_timed: int | None = None  # as ``timed_steps``, of the rank or the usual other one, whichever has fewer
 
     @property
@@ -215,7 +215,7 @@ def _measure_since(matrix: RankMatrix, metric: RankMetric, row: int, onset: int)
 
 
 def _is_clear(matrix: RankMatrix, metric: RankMetric, row: int) -> bool:
-    """Whether a rank's mean difference from the others is larger than its spread over the steps leaves to chance."""
+    """Whether a rank's mean difference from the others is too large for chance, given its spread over the steps."""
     values = matrix.find_figured(metric, matrix.times[metric])
     lag = values[row] - compute_median(np.delete(values, row, axis=0), 0)
     lag = lag[~np.isnan(lag)].astype(np.float64)

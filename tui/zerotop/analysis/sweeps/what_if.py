@@ -147,7 +147,7 @@ def _list_static(setup: EngineSetup, work: Workload) -> list[MemoryRow]:
 
 
 def _read_token_bytes(base: Baseline) -> TokenBytes:
-    """Return what scales with tokens, and apart from that the blocks of rows x rows in the moment of the loss."""
+    """Return what scales with tokens, and separately the blocks of rows x rows at the moment of the loss."""
     tokens = _read_loss(base)
     if base.square is None:
         return tokens

@@ -63,7 +63,7 @@ def _measure_job(source: RecordingSource, view: LiveView, job: dict[str, str]) -
         "last_step_time_seconds": ("Unix time at which all ranks had finished the last step.", _divide(last_ns, 1e9)),
         "planned_steps": ("Optimizer steps that are planned.", _to_float(progress.total_steps)),
         "iteration_seconds": (
-            "Mean of the last ten iterations, without the first of all; of a job that has ended the median of all.",
+            "Mean of the last ten iterations, never including the job's first; once a job has ended, the median of all.",
             progress.iteration_s,
         ),
         "loss": ("The loss that was logged last.", view.loss.value if view.loss is not None else math.nan),

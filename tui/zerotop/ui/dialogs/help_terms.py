@@ -19,6 +19,6 @@ COUNTED_TERM = (
 PACE_TERM = (
     "s/it, it/s",
     "Seconds per iteration, or iterations per second; U switches. In the header the mean of the last ten, without the\n"
-    "first of all; of an ended job the median of all that were not skipped. Tokens per second are a mean over the same\n"
+    "job's first; of an ended job the median of all that were not skipped. Tokens per second are a mean over the same\n"
     "iterations. Charts of iterations stay in seconds, like their phases.",
 )

@@ -16,7 +16,7 @@ TERMS: tuple[tuple[str, str], ...] = (
         "expected, difference",
         "The size by ZeRO's formulas for this stage, offload, dtype and number of ranks, without DeepSpeed by the\n"
         "optimizers' classes; and measured minus expected.\n"
-        "Gradients exist only from the backward pass to the update; freed means that they do not exist now.\n"
+        'Gradients exist from the backward pass to the update. "freed" means that there are none now.\n'
         "Outdated: memory has changed since the tensors of these rows were counted, so that no difference is told.",
     ),
     (

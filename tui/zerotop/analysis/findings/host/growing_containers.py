@@ -12,7 +12,7 @@ from zerotop.analysis.steps.training_changes import list_changes
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
 
-_DETACH = "Keep tensors in {name} without their graph."
+_DETACH = "Keep only detached tensors in {name}, without the graph that computed them."
 _KEEP_LESS = "Keep less in {name}, or clear it now and then."
 _UNHOOK = (
     "Keep the handle of the hook that {added} belongs to, and call its remove() after use: while it is registered, it adds"

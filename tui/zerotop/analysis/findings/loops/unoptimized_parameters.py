@@ -20,7 +20,7 @@ _KIND = FindingKind(
     details=(
         "{tensors:count tensor} with gradients are in no optimizer, so no step changes them; up to step {before_step} an"
         " optimizer held each trained parameter.[ {line} {did}.]"
-        "[ It still holds {left:count tensor} of no model in use, without gradients.]"
+        "[ The optimizer still holds {left:count tensor} without gradients, of no model in use.]"
     ),
     advice=(
         "Make the optimizer anew over the present parameters, or add them to it; or keep the parameters, and copy new values"

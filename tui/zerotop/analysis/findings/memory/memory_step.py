@@ -35,7 +35,7 @@ _KIND = FindingKind(
         "{cause}[; it began after step {earlier}][; {kept_bytes:bytes} instead of {kept_before:bytes} stay allocated after"
         " each step][; {others}][; {lines}]"
         "[; {side_bytes:bytes} are reserved for another stream than the training's][; {left:bytes} of the device are left]"
-        "[; PyTorch does not hold {unheld:bytes} of the device]."
+        "[; PyTorch leaves {unheld:bytes} of the device]."
     ),
     advice="See what stays allocated: trace a step with the microscope (x on the Memory screen).",
     superseded_by=(Kinds(grew_with_leak, "memory_creep"), Kinds(took_more_for_growth, "batch_growth")),
