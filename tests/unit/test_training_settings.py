@@ -19,6 +19,7 @@ from zerotop_probe.inside.guard import CostMeter, is_wrapped, now, remove_hooks
 from zerotop_probe.inside.oom_recorder import find_batch
 from zerotop_probe.inside.stacks import code_positions
 from zerotop_probe.inside.stacks.code_positions import Variable, choose_place, find_additions, find_calls_without, find_uses
+from zerotop_probe.inside.stacks.own_lines import OwnPlace
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording.events import Event, TorchFlags
 
@@ -202,13 +203,13 @@ def test_the_line_that_gives_a_setting_its_value(
 class _Watched:
     """A watch with the events that it wrote and the steps after which it counted."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, names_lines: bool = False) -> None:
         self.events: list[dict[str, Any]] = []
         self.counts: list[int] = []
         self.memory = (-1, -1)
         self.lines = SettingLines(CostMeter())
         self.watch = TrainingWatch(CostMeter(), self.lines)
-        self.watch.begin_recording(self._keep_event, names_lines=False)
+        self.watch.begin_recording(self._keep_event, names_lines=names_lines)
         self.watch.list_parts = lambda: ([model], [])
         self.watch.count_tensors = lambda when, step: self.counts.append(step)
         self.watch.read_memory = lambda: self.memory
@@ -300,10 +301,12 @@ def test_forwards_show_whether_gradients_are_reduced_after_them() -> None:
     assert (change["before"], change["after"]) == ("on", "off")
 
 
-def test_a_model_that_is_called_without_its_ddp_for_some_steps() -> None:
+def test_a_model_that_is_called_without_its_ddp_for_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of the job that has no_sync() did not do that."""
     wrapper, model = torch.nn.Module(), make_model()
     wrapper.module, wrapper.require_backward_grad_sync = model, True
-    watched = _Watched(model)
+    watched = _Watched(model, names_lines=True)
+    monkeypatch.setattr(watched.lines, "find_place", lambda *_: (1, OwnPlace("train.py", 12, "main")))
 
     def train(called: Any, steps: int, forwards: int = 1) -> None:
         for _ in range(steps):
@@ -322,6 +325,7 @@ def test_a_model_that_is_called_without_its_ddp_for_some_steps() -> None:
     (event,) = watched.events
     (change,) = event["changes"]
     assert (change["name"], change["before"], change["after"]) == ("no_sync", "off", "bypassed")
+    assert "file" not in change
     assert change["begin_ns"] < change["changed_ns"]
 
 

@@ -234,10 +234,10 @@ class TrainingWatch:
         frame = sys._getframe() if self._names_lines else None
         described = []
         for change, joined_ns in changes:
-            finds = self._names_lines and not joined_ns
-            changed_ns, place = self._lines.find_place(change, since_ns, frame) if finds else (joined_ns or None, None)
             is_bypassed = (change.name, change.after) == (NO_SYNC, BYPASSED)
-            if is_bypassed:
+            finds = self._names_lines and not joined_ns and not is_bypassed
+            changed_ns, place = self._lines.find_place(change, since_ns, frame) if finds else (joined_ns or None, None)
+            if is_bypassed:  # no line that has no_sync() did that
                 changed_ns, self._stood_ns[NO_SYNC] = self.bypassed.first_ns, self.bypassed.last_ns
             facts: dict[str, Any] = {
                 "name": change.name,
