@@ -279,7 +279,7 @@ def _build_finding(told: _Told) -> Finding:
         kind = line_findings.name_line(kind.with_changes(confidence=0.9), line, in_headline=False)
     line = None if line_findings.is_wait(line) and not is_named else line
     is_known = is_named or cause is not None or stack_lines.has_moved(drift.find_delay(), found.known_ns)
-    unexplained = None if is_known else "no other change was recorded"
+    unexplained = None if is_known else "no cause was found"
     evidence = {"slope_s": slope, "before_s": told.low_s, "after_s": rise.high, "steps": len(rows)}
     return kind.at_steps(
         change.group,

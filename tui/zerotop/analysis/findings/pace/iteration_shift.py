@@ -228,7 +228,7 @@ def _build_finding(told: ToldShift) -> Finding:
     if cause is not None and cause.line is not None:
         values["place"] = cause.line.place
     is_known = is_named or cause is not None or has_moved(shift.find_delay(), found.known_ns)
-    unexplained = None if is_known else describe_other_size(shift.change) or "no other change was recorded"
+    unexplained = None if is_known else describe_other_size(shift.change) or "no cause was found"
     evidence = {"before_s": whole.before_s, "after_s": whole.after_s, "change_share": whole.after_s / whole.before_s - 1}
     evidence["jump_of_first_steps_s"] = shift.added_s  # the level may go on to rise
     evidence |= {f"{name.removesuffix('_s')}_change_s": value for name, value in whole.parts.items()}

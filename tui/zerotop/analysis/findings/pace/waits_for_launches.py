@@ -50,8 +50,8 @@ _WANDERS = FindingKind(
     name="pace_wanders",
     severity=Severity.INFO,
     confidence=0.8,
-    headline="Iterations wander from {low_s:seconds} to {high_s:seconds} while nothing recorded changes",
-    details="The median of {steps:.0f} steps is {iteration_s:seconds}; changes of pace within this range are not told.",
+    headline="Iterations wander from {low_s:seconds} to {high_s:seconds} between steps {first_step} and {last_step}",
+    details="Their median is {iteration_s:seconds}; changes of pace within this range are not told.",
 )
 # Findings of other reasons for idle GPUs: their steps are not those of launches, from this share of the time on.
 _OTHER_REASONS = "data_stall", "repeated_pause", "steps_in_turn", "time_lost_in_line"
@@ -197,9 +197,9 @@ def _judge_pace(
     if pace.wanders:
         evidence |= {"low_s": pace.low_s, "high_s": pace.high_s}
     other = _find_other_reason(group, known_ns)
+    ends = {"first_step": int(pace.rows["step"][0]), "last_step": int(pace.rows["step"][-1])}
     if other is None and _is_launch_bound(group, pace):
         evidence |= {"share": 1 - pace.use, "use": pace.use, "cores": pace.cores}
-        ends = {"first_step": int(pace.rows["step"][0]), "last_step": int(pace.rows["step"][-1])}
         values = {
             "low_s": None,
             "high_s": None,
@@ -221,7 +221,7 @@ def _judge_pace(
         found = _ENDED.at_steps(group, begin, evidence, known_ns=known_ns, cost=launching["cost"], **values)
         return _Verdict(len(steps), found, None, known_ns, offers_rows=False)
     wanders = pace.wanders and other is None and not _is_disturbed(group, pace.rows)
-    wandering = _WANDERS.at_steps(group, begin, evidence, known_ns=known_ns) if wanders else None
+    wandering = _WANDERS.at_steps(group, begin, evidence, known_ns=known_ns, **ends) if wanders else None
     return _Verdict(len(steps), wandering, None, known_ns, offers_rows=False)
 
 
