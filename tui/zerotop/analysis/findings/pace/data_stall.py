@@ -18,8 +18,9 @@ from zerotop.analysis.findings.support.lines.line_findings import line_values
 from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine, StackLine, await_line, find_line
 from zerotop.analysis.findings.support.steps.onsets import select_from_onset
 from zerotop.analysis.findings.support.steps.runs import MOST_TURNS, find_settled_run, find_turns
+from zerotop.analysis.findings.support.steps.sampled_parts import Part, measure_part, select_every
 from zerotop.analysis.findings.support.steps.step_values import StepValues
-from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS, MORE_STEPS, SHOWN_SHARE, STALL_SECONDS, STALL_SHARE
+from zerotop.analysis.findings.support.thresholds import MORE_STEPS, SHOWN_SHARE, STALL_SECONDS, STALL_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS, ShiftFinder
 from zerotop.recording.samples import Rows
 
@@ -37,8 +38,8 @@ KIND = FindingKind(
 
 # If the other ranks have their data, and wait for this one.
 _ONE_RANK_HEADLINE = "Rank {rank} waits for data for {share:percent} of each {iteration_s:seconds} iteration"
-# From this share of an iteration on, a wait counts that is shorter than STALL_SECONDS, and no shorter than BETWEEN_SECONDS.
-_NOTABLE_SHARE = 0.25
+# From this share of an iteration on, a wait counts that is shorter than STALL_SECONDS, and no shorter than this (seconds).
+_NOTABLE_SHARE, _LEAST_S = 0.25, 0.002
 # Steps that are enough if counted ones are between them.
 _SPARSE_STEPS = 3
 # The share of an iteration by which waiting must rise at once.
@@ -99,8 +100,18 @@ def _find_first(window: SearchWindow[Group]) -> Iterator[_Told]:
     fresh = _find_waits(window) if not group.has_found(KIND) else []
     for wait, found in window.await_each(fresh, lambda wait: await_line(wait.find_delay())):
         if not group.has_found(KIND) and (found.line is not None or not wait.is_rise):
-            finding = _build_finding(group, wait, wait, found, _find_waiting(group, wait))
-            yield _Told(wait, finding, wait, found.line, wait.first, _measure(wait)[1], finding)
+            measured = _extend(wait, found.known_ns)
+            finding = _build_finding(group, wait, measured, found, _find_waiting(group, wait))
+            yield _Told(wait, finding, measured, found.line, wait.first, _measure(measured).iteration_s, finding)
+
+
+def _extend(wait: _Wait, known_ns: int) -> _Wait:
+    """Return the wait up to a time, if its later steps go on as the first ones: stacks come after them."""
+    last = len(wait.process.phased_steps_until(known_ns)) - 1
+    later = wait._replace(first=wait.last + 1, last=last)
+    if wait.in_turns or last < wait.last + SETTLED_STEPS or _measure_share(later.rows, in_turns=False) < STALL_SHARE:
+        return wait
+    return wait._replace(last=last) if _find_other_pace(wait, later) is None else wait
 
 
 def _follow(group: Group, last: _Told) -> _Told | None:
@@ -128,7 +139,7 @@ def _follow(group: Group, last: _Told) -> _Told | None:
     now = last._replace(wait=wait, measured=measured.first, is_news=False)
     if _measure_share(steps[wait.last + 1 - SETTLED_STEPS : wait.last + 1], in_turns=wait.in_turns) < STALL_SHARE:
         return now
-    known_ns, iteration_s = int(steps["end_unix_ns"][wait.last]), _measure(measured)[1]
+    known_ns, iteration_s = int(steps["end_unix_ns"][wait.last]), _measure(measured).iteration_s
     if line is None and known_ns > told_ns:  # there were few samples
         line = find_line(wait._replace(known_ns=known_ns).find_delay())
     is_new = abs(iteration_s / last.iteration_s - 1) > SHOWN_SHARE or line is not last.line
@@ -138,10 +149,11 @@ def _follow(group: Group, last: _Told) -> _Told | None:
     return now._replace(line=line, iteration_s=iteration_s, finding=finding, is_news=True)
 
 
-def _measure(wait: _Wait) -> tuple[float, float]:
+def _measure(wait: _Wait) -> Part:
     """Return the seconds of the wait, and of the whole iteration."""
-    average = np.mean if wait.in_turns else np.median
-    return float(average(wait.rows["data_s"])), float(average(wait.rows["iteration_s"]))
+    if wait.in_turns:  # which are of steps in a row
+        return Part(float(np.mean(wait.rows["data_s"])), float(np.mean(wait.rows["iteration_s"])))
+    return measure_part(wait.rows["data_s"], wait.rows["iteration_s"], select_every(wait.process.steps, wait.rows))
 
 
 def _find_other_pace(before: _Wait, after: _Wait) -> int | None:
@@ -187,7 +199,7 @@ def _find_first_wait(steps: Rows) -> slice | None:
 
 def _does_wait(steps: Rows) -> NDArray[np.bool_]:
     """Return which steps wait for data long enough to matter: in short ones a shorter wait does."""
-    least_s = np.clip(_NOTABLE_SHARE * steps["iteration_s"], BETWEEN_SECONDS, STALL_SECONDS)
+    least_s = np.clip(_NOTABLE_SHARE * steps["iteration_s"], _LEAST_S, STALL_SECONDS)
     waits: NDArray[np.bool_] = steps["data_s"] >= least_s  # false for NaN
     return waits
 
@@ -216,8 +228,8 @@ def _find_rise(process: Process, finder: ShiftFinder) -> tuple[int, int] | None:
 
 def _build_finding(group: Group, wait: _Wait, measured: _Wait, found: FoundLine, ranks: tuple[int, ...]) -> Finding:
     """``measured``: the steps of the wait whose times are told. It costs what all its steps wait."""
-    rows, (waited, duration), (all_waited, whole) = measured.rows, _measure(measured), _measure(wait)
-    evidence = {"data_s": waited, "iteration_s": duration, "share": waited / duration, "ranks": len(ranks)}
+    rows, part = measured.rows, _measure(measured)
+    evidence = {"data_s": part.seconds, "iteration_s": part.iteration_s, "share": part.share, "ranks": len(ranks)}
     evidence |= measure_distance(rows)
     is_one_of_several = len(ranks) == 1 < len(group.processes)
     begin_ns = int(wait.rows["begin_unix_ns"][0])
@@ -236,7 +248,7 @@ def _build_finding(group: Group, wait: _Wait, measured: _Wait, found: FoundLine,
         **line_values(found.line),
     }
     began = _find_begin(wait, found.known_ns)
-    return kind.at_steps(group, began, evidence, known_ns=found.known_ns, ranks=ranks, cost=all_waited / whole, **values)
+    return kind.at_steps(group, began, evidence, known_ns=found.known_ns, ranks=ranks, cost=_measure(wait).share, **values)
 
 
 def _find_begin(wait: _Wait, known_ns: int) -> Rows:

@@ -33,7 +33,8 @@ from zerotop.analysis.findings.support.lines.stack_lines import (
     select_stacks,
 )
 from zerotop.analysis.findings.support.links import TO_DEAD_THREADS, Kinds, is_in_change, is_lost_in_same_line
-from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS
+from zerotop.analysis.findings.support.steps.sampled_parts import Part, measure_part, select_every
+from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS, SHOWN_SHARE
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text
 from zerotop_probe.recording.events import GraphReplays, Stacks
@@ -62,7 +63,7 @@ _LATER = FindingKind(
     confidence=0.85,
     headline="{added_s:seconds} of each {iteration_s:seconds} iteration are lost from step {step} on",
     details=(
-        "The time between the phases[ of {concerned:ranks}] is {between_s:seconds} on average instead of"
+        "The time between the phases[ of {concerned:ranks}] is {between_s:seconds} in steps {step} to {last_step} instead of"
         " {before_s:seconds}. Most of it is spent at {line}, in {steps_share:percent} of the sampled steps."
     ),
     explained_by=(*TO_DEAD_THREADS, Kinds(is_lost_in_same_line, "data_stall")),
@@ -164,7 +165,7 @@ def _check_whole_training(group: Group, event: Stacks) -> Iterator[Finding]:
         return
     use = measure_gpu_use(lead, int(rows["begin_unix_ns"][1]), known_ns)
     kind = _OWN if line.known_call is None or line.known_call.waits_for_ranks else _ALWAYS
-    evidence = _measure_whole(rows[1:])
+    evidence = _measure_whole(lead, rows[1:])
     cost = evidence["share"]
     if not is_cause(line, delay):
         repeated = find_repeated_waits(delay, why=SHARE)
@@ -192,15 +193,20 @@ def _end_before(group: Group, change: Finding) -> Iterator[Finding]:
     rows = group.lead.phased_steps_until(change.known_ns)
     rows = rows[(rows["step"] >= step) & (rows["step"] < change_step)]
     if change_step <= last_step and len(rows) >= _FEWEST_STEPS:
-        evidence = _measure_whole(rows)
+        evidence = _measure_whole(group.lead, rows)
         values = {**told.details.values, **evidence, "last_step": int(rows["step"][-1]), "sampled_step": last_step}
         kind, cost = told.kind.with_changes(details=told.kind.details + _SAMPLED), min(told.cost, evidence["share"])
         yield kind.at(group, told.begin_ns, change.known_ns, told.evidence | evidence, cost=cost, **values)
 
 
-def _measure_whole(rows: Rows) -> dict[str, float]:
-    between, iteration = float(np.median(measure_between(rows))), float(np.median(rows["iteration_s"]))
-    return {"between_s": between, "iteration_s": iteration, "share": between / iteration}
+def _measure_whole(process: Process, rows: Rows) -> dict[str, float]:
+    between = _measure_between(process, rows)
+    return {"between_s": between.seconds, "iteration_s": between.iteration_s, "share": between.share}
+
+
+def _measure_between(process: Process, rows: Rows, average: Callable[[Floats], Any] = np.median) -> Part:
+    """Return the time between the phases from the first to the last of some steps with phases."""
+    return measure_part(measure_between(rows), rows["iteration_s"], select_every(process.steps, rows), average)
 
 
 def _has_begun_later(delay: Delay, line: StackLine) -> bool:
@@ -251,18 +257,35 @@ def _check_change(window: SearchWindow[Group], process: Process, event: Stacks) 
         begin_ns = first.begin_ns + process.source.offset_ns
         line = find_line(Delay(process, BETWEEN, begin_ns - 1, event.unix_ns, event.unix_ns), why=event.why)
         if line is not None and (line.file, line.line) == key and line.share >= _LINE_SHARE:
-            finding = _measure_loss(group, process, (begin_ns, first.step or 0), line, event)
-            if finding is not None and not is_named(group, line, event.unix_ns):
+            told = window.keep(dict[Any, Finding], _LATER)
+            finding = _measure_loss(group, process, (begin_ns, first.step or 0), line, event, told.get(at_line))
+            is_told_elsewhere = at_line not in told and is_named(group, line, event.unix_ns)
+            if finding is not None and not is_told_elsewhere and _has_changed(told.get(at_line), finding):
+                told[at_line] = finding
                 yield finding
 
 
-def _measure_loss(group: Group, process: Process, first: tuple[int, int], line: StackLine, event: Stacks) -> Finding | None:
-    """Return a finding about the time lost at a line since its first sample (time, step), if it is notable."""
+def _has_changed(told: Finding | None, finding: Finding) -> bool:
+    """Whether the figures of a finding differ from those that were told last."""
+    names = ("added_s", "iteration_s")
+    return told is None or any(abs(finding.evidence[one] / told.evidence[one] - 1) > SHOWN_SHARE for one in names)
+
+
+def _measure_loss(
+    group: Group, process: Process, first: tuple[int, int], line: StackLine, event: Stacks, told: Finding | None
+) -> Finding | None:
+    """Return a finding about the time lost at a line since its first sample (time, step), if it is notable.
+
+    ``told``: what was told of it before; it keeps its first step.
+    """
     known_ns, is_usual = event.unix_ns, event.why == SHARE
     begin_ns, step = first
     if not is_cause(line, Delay(process, BETWEEN, begin_ns, known_ns, known_ns)):
         return None
-    step = _find_begin(process, step, known_ns) if is_usual else step
+    if told is not None and told.step is not None:
+        step = told.step
+    elif is_usual:
+        step = _find_begin(process, step, known_ns)
     before, after = _split_steps(process, step, known_ns)
     if min(len(before), len(after)) < _FEWEST_STEPS:
         return None
@@ -281,13 +304,17 @@ def _measure_loss(group: Group, process: Process, first: tuple[int, int], line: 
     is_alone = len(group.processes) > 1 and not any(
         _measure_added(other, step, known_ns) >= added / 2 for other in group.processes if other is not process
     )
-    evidence = {"added_s": added, "iteration_s": iteration, "between_s": now, "before_s": usual}
+    since = _select_since(process, step, known_ns)
+    lost, before_s = _measure_between(process, since, measure), _measure_between(process, before, measure).seconds
+    added = max(0.0, lost.seconds - before_s)
+    evidence = {"added_s": added, "iteration_s": lost.iteration_s, "between_s": lost.seconds, "before_s": before_s}
     return name_line(_LATER, line).at_steps(
         process,
-        after,
+        since,
         evidence | {"steps_share": float(longer.mean())},
         known_ns=known_ns,
-        cost=added / iteration,
+        cost=added / lost.iteration_s,
+        last_step=int(since["step"][-1]),
         concerned=(process.rank,) if is_alone else None,
         **line_values(line),
     )
@@ -314,9 +341,14 @@ def _are_iterations_longer(process: Process, step: int, seconds: float, known_ns
 
 def _split_steps(process: Process, step: int, known_ns: int) -> tuple[Rows, Rows]:
     """Return the steps with phases before a step, and those from it on."""
+    rows, after = process.phased_steps_until(known_ns), _select_since(process, step, known_ns)
+    return rows[_FIRST_STEPS : len(rows) - len(after)][-_MOST_STEPS:], after[:_MOST_STEPS]
+
+
+def _select_since(process: Process, step: int, known_ns: int) -> Rows:
+    """Return all steps with phases from a step on."""
     rows = process.phased_steps_until(known_ns)
-    first = int(np.searchsorted(rows["step"], step))
-    return rows[_FIRST_STEPS:first][-_MOST_STEPS:], rows[first:][:_MOST_STEPS]
+    return rows[np.searchsorted(rows["step"], step) :]
 
 
 def _measure_added(process: Process, step: int, known_ns: int) -> float:

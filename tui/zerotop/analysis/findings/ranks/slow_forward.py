@@ -20,6 +20,7 @@ from zerotop.analysis.findings.support.causes.step_change import compute_own_sec
 from zerotop.analysis.findings.support.links import Kinds, is_simultaneous
 from zerotop.analysis.findings.support.steps.contests import are_equal, find_slow_rounds
 from zerotop.analysis.findings.support.steps.growing_batches import UNKNOWN_SIZES, get_batch_sizes, name_size
+from zerotop.analysis.findings.support.steps.sampled_parts import measure_part
 from zerotop.analysis.findings.support.thresholds import STALL_SECONDS
 from zerotop.recording.moments.records import Records
 from zerotop.recording.samples import Floats, Ints, Rows, read_column
@@ -252,16 +253,18 @@ def _build(
     **values: Any,
 ) -> Finding:
     """Return a finding about the rank that takes longest, with the times that both kinds tell."""
+    iterations, numbers = _measure_iterations(list(each.values())), np.arange(examined[0].number, examined[-1].number + 1)
+    every = _measure_iterations([_select_rows(one, numbers) for one in each])
     longest, second = (
-        float(np.median(one)) for one in zip(*((one.longest_s, one.second_s) for one in examined), strict=True)
+        measure_part(np.array(seconds), iterations, every)
+        for seconds in zip(*((one.longest_s, one.second_s) for one in examined), strict=True)
     )
-    iteration = float(np.median(_measure_iterations(list(each.values()))))
     return kind.at_steps(
         process,
         each[process],
-        {"forward_s": longest, "others_s": second, "iteration_s": iteration, **evidence},
+        {"forward_s": longest.seconds, "others_s": second.seconds, "iteration_s": longest.iteration_s, **evidence},
         known_ns=max(one.known_ns for one in examined),
-        cost=(longest - second) / iteration,
+        cost=longest.share - second.share,
         clock="measured on the GPU" if process.is_on_gpu else "measured on the host",
         **values,
     )

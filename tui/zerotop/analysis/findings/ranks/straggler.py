@@ -24,6 +24,7 @@ from zerotop.analysis.findings.support.nccl_figures import NcclWait, find_wait
 from zerotop.analysis.findings.support.steps.late_spells import LateSpell, LateSpells, LateStep, find_late
 from zerotop.analysis.findings.support.steps.lost_time import has_cost_little
 from zerotop.analysis.findings.support.steps.onsets import select_from_onset
+from zerotop.analysis.findings.support.steps.sampled_parts import Part, measure_part
 from zerotop.analysis.findings.support.thresholds import MORE_STEPS, RECENT_STEPS
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
@@ -204,12 +205,12 @@ def _build_finding(
     group: Group, since: Ints, delay: _Late, found: FoundLine, wait: NcclWait | None, after: Ints | None = None
 ) -> Finding:
     """Return the finding. ``after``: the first steps after the end."""
-    index, steps, late = delay
+    index, steps, _ = delay
     process = group.processes[index]
     rows = process.aligned_steps[steps]
-    usual, data = float(np.median(_measure_iterations(group, steps))), float(np.median(rows["data_s"]))
+    data, (late, usual) = float(np.median(rows["data_s"])), _measure_part(group, delay)
     kind, evidence = _KIND, {"late_s": late, "iteration_s": usual, "data_s": data}
-    if data >= late / 2:
+    if data >= delay.seconds / 2:
         loader = find_loader_cause(process, int(rows["begin_unix_ns"][0]), found.known_ns)
         kind = loader.advise(_DATA, _DATA.advice) if loader is not None else _DATA
     evidence |= measure_distance(rows)
@@ -238,6 +239,14 @@ def _build_finding(
         **words,
         **line_values(found.line),
     )
+
+
+def _measure_part(group: Group, delay: _Late) -> Part:
+    """Return the seconds by which the rank is late, and the iteration, of all steps that the delay was measured in."""
+    own, iterations = _measure_own(group, delay.steps), _measure_iterations(group, delay.steps)
+    late = own[delay.at] - np.delete(own, delay.at, axis=0).max(axis=0)
+    every = _measure_iterations(group, np.arange(delay.steps[0], delay.steps[-1] + 1))
+    return measure_part(late, iterations, every)
 
 
 def _find_begin(group: Group, process: Process, indices: Ints, known_ns: int) -> Rows:
