@@ -179,18 +179,21 @@ def test_a_drift_by_larger_batches_begins_with_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("evaluated", "others", "said"),
+    ("evaluated", "after_s", "others", "said"),
     [
-        ([40], 1.0, "an evaluation was run just before"),
-        ([20, 40], 1.0, "no cause was found"),
-        ([40], 1.4, None),
+        ([100], 0.05, 1.0, "an evaluation was run just before"),
+        ([20, 100], 0.05, 1.0, "no cause was found"),
+        ([20, 100], 0.09, 1.0, "no cause was found"),
+        ([100], 0.05, 1.4, None),
     ],
-    ids=["the first evaluation", "no change at an earlier one", "others use the cores"],
+    ids=["the first evaluation", "no change at an earlier one", "none that stayed", "others use the cores"],
 )
 def test_an_evaluation_just_before_is_a_cause_only_where_that_is_likely(
-    tmp_path: Path, evaluated: Sequence[int], others: float, said: str | None
+    tmp_path: Path, evaluated: Sequence[int], after_s: float, others: float, said: str | None
 ) -> None:
-    write_load(tmp_path, write_steps(tmp_path, [0.05] * 40 + [0.1] * 60, evaluated=evaluated), others=others)
+    """``after_s``: what the first steps after the one before step 20 take."""
+    seconds = [0.05] * 20 + [after_s] * 3 + [0.05] * 77 + [0.1] * 60
+    write_load(tmp_path, write_steps(tmp_path, seconds, evaluated=evaluated), others=others)
     details = [str(finding.details) for finding in find_changes(tmp_path, WHOLE)]
     assert len(details) == (0 if said is None else 1)
     assert all(said is not None and said in one for one in details)

@@ -18,13 +18,14 @@ from zerotop_probe.inside.changes.bypassed_ddp import BypassedDdp
 from zerotop_probe.inside.changes.checkpoint_calls import CHECKPOINTING
 from zerotop_probe.inside.changes.held_tensors import describe_held
 from zerotop_probe.inside.changes.setting_lines import SettingLines
+from zerotop_probe.inside.changes.subnormal_state import holds_subnormal
 from zerotop_probe.inside.changes.training_settings import Change, list_changes, list_first_flags, read_settings
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.stacks.code_positions import find_calls_without
 from zerotop_probe.inside.stacks.own_lines import OwnPlace
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording import events
-from zerotop_probe.recording.event_values import AGAIN, BYPASSED, FAILURE, NO_SYNC, UNOPTIMIZED
+from zerotop_probe.recording.event_values import AGAIN, BYPASSED, FAILURE, NO_SYNC, SUBNORMAL, UNOPTIMIZED
 
 NAME = "training settings"
 """The name in the probe's errors."""
@@ -195,6 +196,7 @@ class TrainingWatch:
             _OTHER_AUTOCAST: self.other_autocast,
             NO_SYNC: self.no_sync,
             UNOPTIMIZED: unoptimized.count(modules, optimizers, time_ns, step),
+            SUBNORMAL: holds_subnormal(optimizers),
         }
         self._stood_ns[UNOPTIMIZED] = unoptimized.held_ns
         settings = read_settings(modules, optimizers, self.autocast) | seen

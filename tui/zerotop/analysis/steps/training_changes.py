@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from zerotop.analysis.code_line import CodeLine, read_line
 from zerotop.analysis.formatting import join_words
-from zerotop_probe.recording.event_values import BYPASSED, NO_SYNC, UNOPTIMIZED
+from zerotop_probe.recording.event_values import BYPASSED, NO_SYNC, SUBNORMAL, UNOPTIMIZED
 from zerotop_probe.recording.events import ChangedSetting, TrainingChanged
 
 # Changes that one sentence names, the most telling first.
@@ -34,8 +34,8 @@ _ORDER = (
     "hooks",
     "parameter_hooks",
 )
-# Follow from others, have findings of their own, or are what libraries note about their modules.
-_LEFT_OUT, _LEFT_OUT_PREFIX = ("modules", "anomaly_mode", "training_layers"), "module._"
+# Follow from others, have findings or causes of their own, or are what libraries note about their modules.
+_LEFT_OUT, _LEFT_OUT_PREFIX = ("modules", "anomaly_mode", "training_layers", SUBNORMAL), "module._"
 _NUMBERS = ("trained_parameters", "parameters")
 _OPTIMIZERS, _OF_PARAMETERS = ("optimizer_objects", "optimizers"), ("trained_parameters", "parameters", "dtypes", "devices")
 _WIDTHS = {"float8_e4m3fn": 1, "float8_e5m2": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}

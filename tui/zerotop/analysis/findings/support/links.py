@@ -292,13 +292,17 @@ def is_that_wait(effect: Finding, cause: Finding) -> bool:
 
 
 def grew_in_a_jump(effect: Finding, cause: Finding) -> bool:
-    """Whether half of a slow rise, or of that in its phase, came in one step within it, about which there is a finding."""
+    """Whether half of a slow rise, or of that in its phase, came in one step within it, about which there is a finding.
+
+    A rise of unknown cause is a part of a change within it whose cause is known, and whose levels are as far apart.
+    """
     grown, told = effect.evidence["after_s"] - effect.evidence["before_s"], cause.evidence
     if "data_s" in told:
         jump, grown = told["data_s"], max(effect.evidence.get("data_change_s", 0.0), grown / 2)
     else:
         of_levels = told.get("after_s", 0.0) - told.get("before_s", 0.0)
         jump = told.get("added_s", told.get("jump_of_first_steps_s", of_levels))
+        jump = max(jump, of_levels) if effect.confidence < _CERTAIN <= cause.confidence else jump
     return effect.begin_ns < cause.begin_ns <= effect.end_ns and jump >= grown / 2
 
 

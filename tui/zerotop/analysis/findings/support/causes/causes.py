@@ -11,6 +11,7 @@ from zerotop.analysis.findings.support.causes import batch_causes, gpu_causes, h
 from zerotop.analysis.findings.support.causes.allocator_calls import check_allocator_calls, check_cache_clearing
 from zerotop.analysis.findings.support.causes.pause_causes import COLLECTOR
 from zerotop.analysis.findings.support.causes.recompilations import find_failed_assumption
+from zerotop.analysis.findings.support.causes.subnormal_state import check_subnormal
 from zerotop.analysis.findings.support.causes.training_causes import (
     check_memory,
     check_modes,
@@ -30,7 +31,7 @@ from zerotop.analysis.findings.support.thresholds import (
     STALL_SHARE,
 )
 from zerotop.analysis.formatting import Text, format_count, format_seconds
-from zerotop.analysis.stats.change_points import SETTLED_STEPS
+from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop_probe.recording import events
 
@@ -194,13 +195,16 @@ def _check_interruption(change: step_change.StepChange) -> step_change.Cause | N
 
 
 def _changed_pace_before(change: step_change.StepChange, column: str) -> bool:
-    """Whether the pace also changed after each earlier interruption of the kind; true if there was none."""
+    """Whether the pace also changed after each earlier interruption of the kind, for good; true if there was none.
+
+    The first steps after one may be slower: the pace is that of up to LEVEL_STEPS just before the next one.
+    """
     steps = change.process.steps[: np.searchsorted(change.process.steps["step"], change.step)]
-    change_s = change.added_s
-    for index in np.flatnonzero(steps[column] > 0)[-_EARLIER:].tolist():
+    change_s, paused = change.added_s, np.flatnonzero(steps[column] > 0)[-_EARLIER:].tolist()
+    for last, index, following in zip([-1, *paused], paused, [*paused[1:], len(steps)], strict=False):
         before, after = (
-            steps["iteration_s"][part]
-            for part in (slice(max(0, index - SETTLED_STEPS), index), slice(index, index + SETTLED_STEPS))
+            steps["iteration_s"][max(begin + 1, end - LEVEL_STEPS) : end]
+            for begin, end in ((last, index), (index, following))
         )
         if min(len(before), len(after)) < SETTLED_STEPS:
             continue
@@ -239,6 +243,7 @@ _DRIFT_CHECKS: tuple[_Check, ...] = (
     batch_causes.check_batch,
     batch_causes.check_other_batches,
     check_repeated_training,
+    check_subnormal,
     _check_retries,
     _check_collector,
     thread_causes.check_drift_threads,

@@ -15,6 +15,7 @@ import numpy as np
 from zerotop.analysis.code_line import CodeLine
 from zerotop.analysis.findings.support.causes.code_causes import check_code
 from zerotop.analysis.findings.support.causes.step_change import BREAKDOWN, Advice, Cause, StepChange
+from zerotop.analysis.findings.support.causes.subnormal_state import check_subnormal
 from zerotop.analysis.findings.support.memory.looks import LineGrowth, find_growth, read_looks
 from zerotop.analysis.findings.support.memory.square_blocks import SquareBlocks, find_square_blocks
 from zerotop.analysis.findings.support.mode_uses import NAMES, list_uses
@@ -135,7 +136,7 @@ def check_training(change: StepChange) -> Cause | None:
     fitting = [one for one in found if one.effect_on_time * change.added_s >= 0 and not _may_be_chance(change, one)]
     fitting = [one for one in fitting if not _is_between_far_looks(change, one)] or fitting
     if not fitting:
-        return check_code(change)
+        return check_subnormal(change) or check_code(change)
     is_told = fitting[0].effect_on_time != 0 or fitting[0].line is not None
     cause = Cause(describe_changes(fitting), *_advise(change, fitting[0], change.added_s), 0.95 if is_told else 0.85)
     # The script names another optimizer, and some, such as L-BFGS, make several passes in each step.
