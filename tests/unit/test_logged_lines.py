@@ -32,6 +32,8 @@ from zerotop_probe.recording.tables import ENGINE_LOSS, LOGGED, LOGGED_BITS
         ),
         ("Epoch 0:  10%|█  | 1/10 [00:00<00:00, 10.2it/s, v_num=0, train_loss_step=0.500]", (0.5, None, None)),
         ("loss tensor(-0.51, grad_fn=<MeanBackward0>)", (-0.51, None, None)),
+        ("[epoch 003] train: CE=0.0008 | acc 0.991 (1.5s)", (0.0008, None, None)),
+        ("ep 3 avg_loss 0.25 acc 0.9", (0.25, None, None)),
     ],
 )
 def test_common_forms_are_read(line: str, values: tuple[float | None, ...]) -> None:
@@ -79,6 +81,10 @@ def test_lines_without_values_are_skipped(line: str) -> None:
         ("eval_loss", None),
         ("train_loss_epoch", None),
         ("loss_scale", None),
+        ("nll", "loss"),
+        ("Total loss", "loss"),
+        ("val_ce", None),
+        ("mse", None),
     ],
 )
 def test_names_in_lines_become_columns(name: str, column: str | None) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+# How a loss is averaged, and which one it is: "avg_loss", "nll_loss" or "nll" alone.
+_AVERAGES = ("train", "training", "total", "avg", "average", "mean", "running", "epoch", "batch", "step")
+_KINDS = ("lm", "mlm", "bce", "mse")
+_ALONE = ("ce", "xent", "cross_entropy", "nll")
 _NAMES = {
-    **dict.fromkeys(("loss", "train_loss", "training_loss", "lm_loss"), "loss"),
+    **dict.fromkeys(("loss", *(f"{one}_loss" for one in (*_AVERAGES, *_KINDS, *_ALONE)), *_ALONE), "loss"),
     **dict.fromkeys(("grad_norm", "gradient_norm", "global_grad_norm"), "grad_norm"),
     **dict.fromkeys(("learning_rate", "lr"), "learning_rate"),
 }

@@ -29,6 +29,7 @@ from zerotop_probe.recording.logged_names import find_column
 from zerotop_probe.recording.tables import ENGINE_LOSS, LOGGED, LOGGED_BITS, OF_NEXT_STEP, OPTIMIZER_RATE, STREAMS, UNKNOWN
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?))(?![\w.]*\w)"
+_ANY_LOSS = re.compile(rb"loss|\bce\b|xent|entropy|nll", re.IGNORECASE)
 _DICT = re.compile(r"\{[^{}]*loss[^{}]*\}", re.IGNORECASE)
 _DICT_PAIR = re.compile(rf"['\"]([\w/ -]+)['\"]\s*:\s*['\"]?{_NUMBER}", re.IGNORECASE)
 # A name of one or two words, such as "lm loss".
@@ -119,7 +120,7 @@ class LoggedLines:
 
 def _parse_bytes(line: bytes) -> Iterator[tuple[str, dict[str, float], int]]:
     """Yield the kind, the values and the step's number of each text in a line that has a loss of the training."""
-    if b"oss" not in line and b"OSS" not in line:
+    if _ANY_LOSS.search(line) is None:
         return
     for text in _split_bars(strip_escapes(line[:_LONGEST_LINE].decode(errors="replace"))):
         if (parsed := parse_line(text)) is not None:

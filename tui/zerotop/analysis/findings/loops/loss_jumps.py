@@ -146,10 +146,17 @@ _JUMPED = FindingKind(
     headline="The loss rose to {loss_after:.4g} from {loss_before:.4g}[ {onset}]",
     details=(
         "All of {values_after:.0f} values are above the highest of the {values_before:.0f} before, {highest_before:.4g}."
-        "[ Before: {before}.]"
+        "[ The first ones were about as high, {loss_first:.4g}.][ Before: {before}.]"
     ),
     advice="{look}",
     fix="{clipping_fix}",
+)
+_BACK = _JUMPED.with_changes(
+    advice=(
+        "See what the model and its batches are since then: inputs and labels that do not belong together, or weights that"
+        " were made anew, give a loss as at first."
+    ),
+    fix="",
 )
 _LOOK = (
     "Find the operation that makes it: usual causes are a learning rate that is too high, a division by zero or a logarithm"
@@ -158,6 +165,10 @@ _LOOK = (
 _LOOK_AT_RATE = "Lower the learning rate, and go back to a checkpoint before it rose."
 # Finite values that show the usual level, and the last ones that show how it wanders.
 _LEAST_BEFORE, _MOST_BEFORE = 10, 30
+# A loss that has fallen may jump back to about where it began: the highest of so many values is exceeded by _FACTOR then.
+_RECENT_BEFORE = 15
+# It is where it began if it differs from the first values by less than this factor.
+_FIRST_VALUES, _BACK_FACTOR = 3, 1.5
 # Values that all have to be higher: fewer are a spike.
 _AFTER = 5
 _FACTOR = 2.8  # of the level before, so that three times a loss that falls is enough
@@ -329,7 +340,15 @@ class _LossSearch:
                 begin = jump.first if jump is not None else max(0, first - _MOST_BEFORE)
                 if is_jump(self._find_finite(begin, first), self.values[first : last + 1]):
                     return _Jump(begin, first, last)
+                recent = max(0, first - _RECENT_BEFORE)
+                if jump is None and is_jump is _is_jump and self._is_back(recent, first, last):
+                    return _Jump(recent, first, last)
         return None
+
+    def _is_back(self, begin: int, first: int, last: int) -> bool:
+        """Whether a loss that had fallen is far above its last values, if not above its first ones."""
+        before, after = self._find_finite(begin, first), self.values[first : last + 1]
+        return bool(_is_jump(before, after) and after.min() >= _FACTOR * before.max())
 
     def _find_finite(self, begin: int, end: int) -> Floats:
         values = self.values[begin : max(begin, end)]
@@ -345,12 +364,15 @@ class _LossSearch:
             "values_before": len(before),
             "values_after": len(after),
         }
+        start = float(self._find_finite(0, jump.begin)[:_FIRST_VALUES].max(initial=0.0))
+        is_back = start / _BACK_FACTOR < evidence["loss_after"] < start * _BACK_FACTOR
         gap, step = self._find_gap(jump.first), self._steps[jump.first]
         onset = (
             f"between steps {gap[0]} and {gap[1]}" if gap is not None else f"at step {step}" if step is not None else None
         )
         look = "Look at the batches of these steps. If the loss stays high, go back to a checkpoint before them."
-        return self._build(_JUMPED, jump.first, self._find_known(jump.last), evidence, onset=onset, look=look)
+        values = {"onset": onset, "look": look, "loss_first": start if is_back else None}
+        return self._build(_BACK if is_back else _JUMPED, jump.first, self._find_known(jump.last), evidence, **values)
 
     def _find_known(self, index: int) -> int:
         """Return when a value and its step were known."""
