@@ -149,6 +149,20 @@ def test_a_pace_that_changes_for_good_does_not_wander(tmp_path: Path, change: in
     write_parts(tmp_path, steps.tolist())
     found = find(tmp_path, waits_for_launches.detect)
     assert [one.name for one in found[:1]] == (["pace_wanders"] if change is None else [])
+    for one in found[:1]:
+        first, last = (one.headline.values[name] for name in ("first_step", "last_step"))  # type: ignore[attr-defined]
+        levels = np.median(steps.sum(axis=1)[first : last + 1].reshape(-1, 20), axis=1)
+        assert one.evidence["iteration_s"] == pytest.approx(float(np.median(levels)), rel=0.01)
+        assert one.evidence["low_s"] <= one.evidence["iteration_s"] <= one.evidence["high_s"]
+
+
+def test_the_range_of_a_wandering_pace_is_of_the_steps_since_the_last_change(tmp_path: Path) -> None:
+    steps = wander(2, 1280, 0.2)
+    steps[:900] *= 4
+    write_parts(tmp_path, steps.tolist())
+    found = [one for one in find(tmp_path, waits_for_launches.detect) if one.name == "pace_wanders"]
+    assert [one.headline.values["first_step"] for one in found[-1:]] == [900]  # type: ignore[attr-defined]
+    assert found[-1].evidence["low_s"] <= found[-1].evidence["iteration_s"] <= found[-1].evidence["high_s"]
 
 
 def test_the_split_with_the_clearest_order() -> None:

@@ -26,7 +26,7 @@ from zerotop.analysis.findings.support.window import SearchWindow, in_each_attem
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.script_terms import read_terms
 from zerotop.analysis.stats.medians import compute_known_median
-from zerotop.analysis.stats.wander import compute_levels, find_split, measure_order
+from zerotop.analysis.stats.wander import BLOCK, compute_levels, find_split, measure_order
 from zerotop_probe.recording.events import EngineOptimizer, OutOfMemory
 
 _LAUNCHES = FindingKind(
@@ -91,8 +91,10 @@ class _Pace(NamedTuple):
     use: float  # of the GPUs, a share of the time
     cores: float
     low_s: float
+    middle_s: float
     high_s: float
     wanders: bool
+    wandering: Rows  # the steps of these three
 
 
 class _Verdict(NamedTuple):
@@ -197,9 +199,9 @@ def _judge_pace(
     if pace.wanders:
         evidence |= {"low_s": pace.low_s, "high_s": pace.high_s}
     other = _find_other_reason(group, known_ns)
-    ends = {"first_step": int(pace.rows["step"][0]), "last_step": int(pace.rows["step"][-1])}
     if other is None and _is_launch_bound(group, pace):
         evidence |= {"share": 1 - pace.use, "use": pace.use, "cores": pace.cores}
+        ends = {"first_step": int(pace.rows["step"][0]), "last_step": int(pace.rows["step"][-1])}
         values = {
             "low_s": None,
             "high_s": None,
@@ -221,8 +223,15 @@ def _judge_pace(
         found = _ENDED.at_steps(group, begin, evidence, known_ns=known_ns, cost=launching["cost"], **values)
         return _Verdict(len(steps), found, None, known_ns, offers_rows=False)
     wanders = pace.wanders and other is None and not _is_disturbed(group, pace.rows)
-    wandering = _WANDERS.at_steps(group, begin, evidence, known_ns=known_ns, **ends) if wanders else None
+    wandering = _describe_wandering(group, begin, pace, known_ns) if wanders else None
     return _Verdict(len(steps), wandering, None, known_ns, offers_rows=False)
+
+
+def _describe_wandering(group: Group, begin: Rows, pace: _Pace, known_ns: int) -> Finding:
+    steps = pace.wandering["step"]
+    evidence = {"iteration_s": pace.middle_s, "low_s": pace.low_s, "high_s": pace.high_s}
+    ends = {"first_step": int(steps[0]), "last_step": int(steps[-1])}
+    return _WANDERS.at_steps(group, begin, evidence, known_ns=known_ns, **ends)
 
 
 def _is_disturbed(group: Group, rows: Rows) -> bool:
@@ -235,29 +244,33 @@ def _is_disturbed(group: Group, rows: Rows) -> bool:
 def _measure_pace(group: Group, rows: Rows) -> _Pace:
     begin_ns, end_ns = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
     cores = [_measure_cores(one, begin_ns, end_ns) for one in group.processes]
-    levels = _select_unchanged(compute_levels(np.asarray(rows["iteration_s"], np.float64)))
+    known = rows[~np.isnan(rows["iteration_s"])]
+    levels = compute_levels(np.asarray(known["iteration_s"], np.float64))
+    unchanged = _find_unchanged(levels)
+    levels, wandering = levels[unchanged], known[unchanged.start * BLOCK : unchanged.stop * BLOCK]
     low, middle, high = np.percentile(levels, (5, 50, 95)).tolist()
     is_above = levels[np.abs(levels - middle) >= _WANDER_SHARE / 4 * middle] > middle
     crossings = int(np.count_nonzero(np.diff(is_above)))
     wanders = high - low >= _WANDER_SHARE * middle and crossings >= _CROSSINGS
-    return _Pace(rows, _measure_use(group, begin_ns, end_ns), float(np.mean(cores)), low, high, wanders)
+    use = _measure_use(group, begin_ns, end_ns)
+    return _Pace(rows, use, float(np.mean(cores)), low, middle, high, wanders, wandering)
 
 
 def _measure_use(group: Group, begin_ns: int, end_ns: int) -> float:
     return float(np.mean([measure_gpu_use(one, begin_ns, end_ns) for one in group.processes]))
 
 
-def _select_unchanged(levels: Floats) -> Floats:
+def _find_unchanged(levels: Floats) -> slice:
     """Return the levels on one side of the last change for good, which are those after it if they are enough to judge."""
     for split in range(len(levels) - 1, 0, -1):
         before, after = levels[:split], levels[split:]
         if _is_change(before, after):
-            return after if len(after) >= _LEAST_LEVELS else before
+            return slice(split, len(levels)) if len(after) >= _LEAST_LEVELS else slice(0, split)
     if len(levels) < 2 * _LEAST_LEVELS:
-        return levels
+        return slice(0, len(levels))
     split = find_split(levels, _LEAST_LEVELS)
     order = measure_order(levels[:split], levels[split:])
-    return levels[split:] if max(order, 1 - order) >= _CHANGED_SHARE else levels
+    return slice(split if max(order, 1 - order) >= _CHANGED_SHARE else 0, len(levels))
 
 
 def _is_change(before: Floats, after: Floats) -> bool:
