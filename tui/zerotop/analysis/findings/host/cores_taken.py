@@ -30,9 +30,10 @@ _KIND = FindingKind(
     lost_once="lost_s",
     headline="Other processes use {others_cores:.1f} of {cores:count core}, and the ranks wait for {waiting_cores:.1f} more",
     details=(
-        "The ranks on {host} get {ranks_cores:.1f} cores[, and the training thread of rank {waiting_rank} waits for one in"
-        " {waiting_share:percent} of the time].[ The job's {workers:count DataLoader worker} use {workers_cores:.1f} more.]"
-        "[ The job's {children:count child process} use {children_cores:.1f} more.][ It lasted to step {until_step:.0f}.]"
+        "In steps {step} to {last_step} the ranks on {host} get {ranks_cores:.1f} cores[, and the training thread of rank"
+        " {waiting_rank} waits for one in {waiting_share:percent} of the time].[ The job's {workers:count DataLoader worker}"
+        " use {workers_cores:.1f} more.][ The job's {children:count child process} use {children_cores:.1f} more.]"
+        "[ It lasted to step {until_step:.0f}.]"
     ),
     advice="See which processes run beside the job.",
     fix="top -b -n 1 -o %CPU | head -20",
@@ -43,8 +44,9 @@ _BY_WORKERS = _KIND.with_changes(
         " {waiting_cores:.1f} more"
     ),
     details=(
-        "The ranks on {host} get {ranks_cores:.1f} cores, other processes {others_cores:.1f}[, and the training thread of"
-        " rank {waiting_rank} waits for one in {waiting_share:percent} of the time].[ It lasted to step {until_step:.0f}.]"
+        "In steps {step} to {last_step} the ranks on {host} get {ranks_cores:.1f} cores, other processes"
+        " {others_cores:.1f}[, and the training thread of rank {waiting_rank} waits for one in {waiting_share:percent} of"
+        " the time].[ It lasted to step {until_step:.0f}.]"
     ),
     advice=FEWER_WORKERS[0],
     fix=FEWER_WORKERS[1],
@@ -158,6 +160,7 @@ def _build_finding(group: Group, host: str, taken: _Taken, cores: int) -> Findin
     evidence |= {"waiting_share": share, "lost_s": share * (end_ns - begin_ns) / 1e9} if share else {}
     values: dict[str, Any] = {
         "host": host,
+        "last_step": group.step_at(end_ns),
         "workers": workers or None,
         "workers_cores": own or None,
         "waiting_rank": slowest,
