@@ -127,6 +127,8 @@ def test_a_share_of_some_steps_is_not_that_of_all_steps_that_it_costs() -> None:
     steps["begin_unix_ns"][1:] = steps["end_unix_ns"][:-1]
     (with_pauses,) = rank_findings([found], steps, int(steps["end_unix_ns"][-1]))
     assert with_pauses.seconds == pytest.approx(0.3 * (17 + 2))
+    (beside,) = rank_findings([replace(found, name="time_between_phases")], steps, int(steps["end_unix_ns"][-1]))
+    assert beside.seconds == pytest.approx(with_pauses.seconds)
     (of_all,) = rank_findings([replace(found, kind=None)], steps, int(steps["end_unix_ns"][-1]))
     assert of_all.seconds_text == ""
 

@@ -23,7 +23,7 @@ _SKIPPING = "skipping_ended", "steps_skipped"
 _SKIPPED = *_SKIPPING, "gradients_not_finite"
 _LONGER = "iteration_shift", "anomaly_mode", "profiler_on", "cache_emptied"
 _STANDING = "hung_ranks", "rank_stopped"
-_FAR_TIMES = 2.0  # the GPU waits for launches in no more than so many usual iterations
+_FAR_TIMES = 2.0  # a share of each iteration is lost in no more than so many usual ones
 GROWING = ("memory_creep", "host_growth", "loader_growth")
 """Findings about memory that grows until it runs out."""
 
@@ -211,12 +211,11 @@ def _measure_lost(finding: Finding, later: Rows) -> float:
         known = later[~np.isnan(later["iteration_s"])]
         most = finding.evidence.get("data_s", np.inf) * float(known["steps"].sum())
         return min(most, finding.cost * float((known["iteration_s"] * known["steps"]).sum()))
-    if name == "launch_bound":  # so is each that takes far longer, in which something else takes the time
-        seconds = np.minimum(later["iteration_s"], _FAR_TIMES * finding.evidence["iteration_s"])
-        return finding.cost * float(np.nansum(seconds * later["steps"]))
     if name == "steps_in_turn":  # its checkpoints and evaluations are counted
         return finding.cost * sum_training_s(later)
-    return finding.cost * float(np.nansum(later["iteration_s"] * later["steps"]))
+    # In iterations that take far longer something else takes the time.
+    seconds = np.minimum(later["iteration_s"], _FAR_TIMES * finding.evidence.get("iteration_s", np.inf))
+    return finding.cost * float(np.nansum(seconds * later["steps"]))
 
 
 def _select_steps(finding: Finding, findings: Sequence[Finding], steps: Rows) -> Rows:
