@@ -308,6 +308,16 @@ def test_a_job_that_is_interrupted_while_it_stands_still(tmp_path: Path, text: s
     assert [one.headline for one in found] == [headline] * told
 
 
+@pytest.mark.parametrize(("left", "shown"), [(Left(50, 1, is_raised=True), True), (Left(50, 0), False)])
+def test_the_stacks_of_a_job_that_was_ended_are_those_from_before(tmp_path: Path, left: Left, shown: bool) -> None:
+    recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP}, ended_s=50.5, left=left)
+    stillness = find_stillness(recording.at(second_to_unix_ns(60)))
+    assert (stillness is not None) is shown
+    if stillness is not None:
+        assert [group.end for group in stillness.standstill.groups] == [None, None]
+        assert stillness.since_ns == second_to_unix_ns(SILENT_S)
+
+
 AHEAD = ITEM._replace(pending="all_reduce")
 WITH_BARRIER = ((60, "all_reduce", 90), (61, "all_reduce_barrier", 94), (62, "all_reduce", 90))  # as NCCL's are recorded
 WITHOUT = ((60, "all_reduce", 90), (61, "all_reduce", 90))
