@@ -323,6 +323,12 @@ WITH_BARRIER = ((60, "all_reduce", 90), (61, "all_reduce_barrier", 94), (62, "al
 WITHOUT = ((60, "all_reduce", 90), (61, "all_reduce", 90))
 
 
+def test_a_rank_that_waits_in_no_collective_has_no_calls_to_wait_for(tmp_path: Path) -> None:
+    stands = {0: ALL_REDUCE._replace(called=61, calls=WITHOUT), 1: SLEEP._replace(called=60)}
+    (hung,) = find_hung(write_standing(tmp_path, stands, (25, 30)), 34)
+    assert hung.headline == "No progress for 10 s: rank 1 is in time.sleep at train.py:40 in build_batch"
+
+
 def test_of_two_ranks_with_different_collectives_both_are_named_with_the_first_that_differs(tmp_path: Path) -> None:
     """With NCCL they wait for their GPUs, in the same line, one collective apart."""
     stands = {0: AHEAD._replace(called=61, calls=WITHOUT), 1: AHEAD._replace(called=62, calls=WITH_BARRIER)}

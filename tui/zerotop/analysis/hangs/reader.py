@@ -87,8 +87,9 @@ class StandstillReader:
 
 
 def _has_calls_to_come(found: Sequence[StackReport]) -> bool:
-    """Whether a rank whose Python runs has not yet written its calls of collectives, as others have."""
-    return any(one.is_running for one in found) and not any(one.calls for one in found)
+    """Whether a rank that waits in a collective has not yet written its calls, as others have."""
+    waits = any(one.is_running and any(group.is_pending for group in one.collectives) for one in found)
+    return waits and not any(one.calls for one in found)
 
 
 def _stands_still(found: Sequence[StackReport]) -> bool:
