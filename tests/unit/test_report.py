@@ -87,6 +87,12 @@ def test_the_verdict_says_first_how_the_job_ended(name: str, outcome: Outcome, h
     assert headline in verdict.headline
 
 
+def test_a_hang_comes_before_the_advice_on_the_signal_that_ended_it() -> None:
+    first, _, advice, *_ = read_report("x2-hang-collectives").verdict.sentences
+    assert first == "Before, in step 27: No progress for 34 s: rank 1 called barrier where rank 0 called all_reduce."
+    assert advice.startswith("What to do: Usually a scheduler's time limit")
+
+
 def test_the_verdict_names_pace_memory_costs_and_the_price() -> None:
     pace, memory, cost, price = read_report("story").verdict.sentences
     assert pace == (
