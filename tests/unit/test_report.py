@@ -70,7 +70,7 @@ def parse_page(page: str) -> _Reader:
 @pytest.mark.parametrize(
     ("name", "outcome", "headline"),
     [
-        ("cpu-clean", Outcome.GOOD, "Finished 40 steps in 40 s."),
+        ("cpu-clean", Outcome.GOOD, "Finished 40 steps in 39 s."),
         ("story", Outcome.WARNING, "Finished 14 steps in 75 s."),
         (
             "z2-oom",

@@ -99,7 +99,7 @@ def _describe_end(view: LiveView, failure: End | None) -> tuple[str, Outcome]:
     job, progress = view.job, view.progress
     steps, elapsed = (
         formatting.format_count(progress.finished_steps, "step"),
-        formatting.format_long_time(progress.elapsed_s),
+        formatting.format_long_time(max(0.0, progress.elapsed_s) // 1),  # cut, like the clock of all screens
     )
     after = f"after {steps} in {elapsed}" if progress.finished_steps else f"after {elapsed}, before the first step"
     if failure is not None:

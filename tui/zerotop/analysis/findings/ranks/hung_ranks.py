@@ -189,10 +189,11 @@ def _tell_end(window: SearchWindow[Group], told: Finding) -> Finding | None:
     ).for_next_run
 
 
-def _tell_in_past(told: Text, evidence: Mapping[str, float]) -> Text:
+def _tell_in_past(told: str, evidence: Mapping[str, float]) -> Text:
     """Return a sentence about a silence that is over, with its length."""
-    values = {name: put_in_past(value) if isinstance(value, str) else value for name, value in told.values.items()}
-    return Text(put_in_past(told.template), {**values, **evidence})
+    text = told if isinstance(told, Text) else Text(told, {})
+    values = {name: put_in_past(value) if isinstance(value, str) else value for name, value in text.values.items()}
+    return Text(put_in_past(text.template), {**values, **evidence})
 
 
 def _find_silences(window: SearchWindow[Group]) -> Iterator[_Silence]:
