@@ -275,5 +275,5 @@ def _wrap_notice(notice: Notice, width: int, most: int, glyphs: Glyphs) -> Seque
         if room < _LEAST_ADVICE:
             return wrap_sentence(notice.fix, max(1, width - 4), 1, glyphs) or [""]
         advice = wrap_sentence(notice.sentence, room, 1, glyphs)[0]
-        return [f"{advice.removesuffix('.')}: {notice.fix}"]
+        return [f"{advice.removesuffix('.')}{'' if advice.endswith(glyphs.ellipsis) else ':'} {notice.fix}"]
     return wrap_sentence(notice.sentence, max(1, width - 4), min(most, notice.max_rows), glyphs) or [""]
