@@ -257,7 +257,7 @@ def _build_finding(told: ToldShift) -> Finding:
 
 
 def _describe_cause(cause: Cause) -> Text:
-    template = "{text}; this changed between {between}" if cause.between else "at the same time {text}"
+    template = "{text}; this changed {between}" if cause.between else "at the same time {text}"
     return Text(template, {"text": cause.text, "between": cause.between})
 
 
@@ -277,7 +277,7 @@ def _may_wait(shift: PaceShift) -> bool:
 def _describe_part(shift: PaceShift) -> str | None:
     if not shift.is_by_gpu:
         whose = f" of rank {shift.change.process.rank}" if shift.cause is not None and shift.cause.culprit else ""
-        waits = " on the host, which may wait for the GPU there" if _may_wait(shift) else ""
+        waits = " on the host, which may wait for the GPU there, also for the step before" if _may_wait(shift) else ""
         return f"{name_part(shift.carrier)}{whose}{waits}" if shift.carrier else None
     parts = sorted(shift.device_parts.items(), key=lambda one: -abs(one[1]))
     return ", ".join(
