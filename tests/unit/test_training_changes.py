@@ -363,8 +363,8 @@ def test_slower_iterations_are_explained_by_what_was_changed(changed_s: float, s
     assert finding.confidence >= 0.9
 
 
-@pytest.mark.parametrize(("uses", "may_wait"), [((40, 100), True), ((97, 100), False), ((-1, -1), False)])
-def test_a_phase_in_which_the_host_may_wait_for_a_gpu_that_is_busier(
+@pytest.mark.parametrize(("uses", "may_wait"), [((40, 100), True), ((97, 100), True), ((40, 60), False), ((-1, -1), False)])
+def test_a_phase_in_which_the_host_may_wait_for_a_gpu_that_is_busy(
     uses: tuple[int, int], *, may_wait: bool, tmp_path: Path
 ) -> None:
     planted = record_pace(tmp_path, 0.5, 1.0, gpu_use=uses)

@@ -270,8 +270,9 @@ def _has_cost_little(told: ToldShift) -> bool:
 
 
 def _may_wait(shift: PaceShift) -> bool:
-    """Whether a phase became longer on the host while the GPU had more to do, and its work in that phase is not known."""
-    return shift.carrier in COMPUTING_COLUMNS and shift.carrier not in shift.device_parts and shift.is_gpu_busier
+    """Whether a phase became longer on the host while the GPU was busy, and its work in that phase is not known."""
+    is_unknown = shift.carrier in COMPUTING_COLUMNS and shift.carrier not in shift.device_parts
+    return is_unknown and shift.added_s > 0 and shift.gpu_uses[1] >= BUSY_SHARE
 
 
 def _describe_part(shift: PaceShift) -> str | None:
