@@ -25,6 +25,7 @@ from memory_recording import (
 )
 from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.code_line import CodeLine
+from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.findings import Finding, Severity, detect_findings
 from zerotop.analysis.findings.support.causes.training_causes import check_memory
 from zerotop.analysis.findings.support.memory.looks import find_growth
@@ -212,6 +213,11 @@ def test_a_change_in_a_sentence(name: str, before: str, after: str, text: str, t
     recording = write_change(PlantedRecording(tmp_path), 20, {"name": name, "before": before, "after": after, **line})
     found = list_changes(recording.events_of(events.TrainingChanged, recording.end_ns), BEGIN_NS)
     assert describe_changes(list(found)) == f"{text} (train.py:82 in main)"
+
+
+def test_screens_show_the_autocast_that_was_on_last(tmp_path: Path) -> None:
+    recording = write_change(record_pace(tmp_path, 0.5, 0.5), 20, {"name": "autocast", "before": "", "after": "bf16"})
+    assert [read_first_engine(recording.at(BEGIN_NS + at * S)).autocast for at in (19, 21)] == [None, "bf16"]
 
 
 def test_parameters_changed_when_their_optimizer_was_made(tmp_path: Path) -> None:
