@@ -54,6 +54,7 @@ class Left(NamedTuple):
     second: float
     exit_code: int
     printed: str = ""
+    is_raised: bool = False  # an exception ended the phase of each rank
 
 
 def write_standing(
@@ -85,6 +86,8 @@ def write_standing(
         if begun:
             spans[-1] = make_span(SILENT_S - 1, SILENT_S, phase, STEPS - 1, tables.BOUNDARY)
         spans += _read_batches(stands[rank])
+        if left is not None and left.is_raised:
+            spans.append(make_span(left.second - 0.1, left.second, "backward", STEPS, tables.FAILED))
         if went_on_s is not None:
             spans.append(make_span(went_on_s, went_on_s + 1, "step", STEPS, tables.BOUNDARY))
         recording.write_records(tables.SPANS, who, spans, born=1)

@@ -303,7 +303,7 @@ def test_beside_a_finding_on_a_low_terminal_a_notice_keeps_to_one_row() -> None:
         (
             "Before the next run, see who uses the GPUs, and choose free ones.",
             "nvidia-smi",
-            "see who uses the GPUs…: nvidia-smi",
+            "see who uses the GPUs… nvidia-smi",
         ),
         ("Train in bf16.", "bf16=True", "Train in bf16: bf16=True"),
         ("Set it high enough that it is not reached: num_steps=40.", "num_steps=40", " num_steps=40"),

@@ -188,6 +188,14 @@ def test_peaks_by_phase(tmp_path: Path) -> None:
     assert lines[1].split()[-1] == "1"
 
 
+def test_a_peak_within_many_steps_names_the_first_and_the_last(tmp_path: Path) -> None:
+    view = view_of(record_two_steps(tmp_path), 29.5)
+    assert view.peaks is not None
+    late = replace(view.peaks, phases=tuple(replace(one, step=1180, last_step=1189) for one in view.peaks.phases))
+    lines = rows_text(draw_peaks(replace(view, peaks=late), 60, 8, BLOCKS)).splitlines()
+    assert lines[1].split()[-1] == "1180-1189"
+
+
 def test_a_peak_of_several_phases_has_a_step_but_no_micro_step(tmp_path: Path) -> None:
     view = view_of(record_two_steps(tmp_path), 29.5)
     assert view.peaks is not None

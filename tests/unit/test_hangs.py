@@ -174,7 +174,7 @@ def test_the_rank_that_is_in_no_collective_is_named(tmp_path: Path) -> None:
 def test_a_hang_lasts_to_the_end_of_a_recording_that_has_stopped(tmp_path: Path) -> None:
     recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: ALL_REDUCE, 2: BARRIER})
     (hung,) = find_hung(recording, 60)
-    assert hung.headline == "No progress for 20 s: rank 2 waits in barrier at train.py:94 in step"
+    assert hung.headline == "No progress for 20 s: rank 2 waited in barrier at train.py:94 in step"
     (before,) = find_hung(recording, 31)
     assert before.headline.startswith("No progress for 10 s: rank 2 waits")
 
@@ -288,7 +288,7 @@ def test_the_thread_that_a_rank_waits_for_is_told(tmp_path: Path, call: str, sai
 def test_a_job_that_is_killed_while_it_stands_still(tmp_path: Path, stand: Stand, ended_s: float | None, told: bool) -> None:
     """Sooner than a hang of a job that lives; a rank that reads a file may have been about to go on."""
     found = find_hung(write_standing(tmp_path, {0: ALL_REDUCE, 1: stand}, (22.9, 25), ended_s=ended_s), 29)
-    headline = "No progress for 7.50 s before the end: rank 1 is in time.sleep at train.py:40"
+    headline = "No progress for 7.50 s before the end: rank 1 was in time.sleep at train.py:40"
     assert [one.headline for one in found] == [headline] * told
 
 
@@ -304,13 +304,29 @@ def test_a_job_that_is_interrupted_while_it_stands_still(tmp_path: Path, text: s
     """Its ranks then end as after their last step."""
     stands = {0: ALL_REDUCE, 1: SLEEP}
     found = find_hung(write_standing(tmp_path, stands, (22.9, 25), left=Left(27.6, 1, text)), 29)
-    headline = "No progress for 7.50 s before the end: rank 1 is in time.sleep at train.py:40"
+    headline = "No progress for 7.50 s before the end: rank 1 was in time.sleep at train.py:40"
     assert [one.headline for one in found] == [headline] * told
+
+
+@pytest.mark.parametrize(("left", "shown"), [(Left(50, 1, is_raised=True), True), (Left(50, 0), False)])
+def test_the_stacks_of_a_job_that_was_ended_are_those_from_before(tmp_path: Path, left: Left, shown: bool) -> None:
+    recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP}, ended_s=50.5, left=left)
+    stillness = find_stillness(recording.at(second_to_unix_ns(60)))
+    assert (stillness is not None) is shown
+    if stillness is not None:
+        assert [group.end for group in stillness.standstill.groups] == [None, None]
+        assert stillness.since_ns == second_to_unix_ns(SILENT_S)
 
 
 AHEAD = ITEM._replace(pending="all_reduce")
 WITH_BARRIER = ((60, "all_reduce", 90), (61, "all_reduce_barrier", 94), (62, "all_reduce", 90))  # as NCCL's are recorded
 WITHOUT = ((60, "all_reduce", 90), (61, "all_reduce", 90))
+
+
+def test_a_rank_that_waits_in_no_collective_has_no_calls_to_wait_for(tmp_path: Path) -> None:
+    stands = {0: ALL_REDUCE._replace(called=61, calls=WITHOUT), 1: SLEEP._replace(called=60)}
+    (hung,) = find_hung(write_standing(tmp_path, stands, (25, 30)), 34)
+    assert hung.headline == "No progress for 10 s: rank 1 is in time.sleep at train.py:40 in build_batch"
 
 
 def test_of_two_ranks_with_different_collectives_both_are_named_with_the_first_that_differs(tmp_path: Path) -> None:
@@ -328,8 +344,9 @@ def test_a_job_that_was_stopped_stood_still_until_then(tmp_path: Path) -> None:
     recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP}, ended_s=59)
     (hung,), (over,) = find_hung(recording, 50), find_hung(recording, 70)
     assert hung.headline == "No progress for 10 s: rank 1 is in time.sleep at train.py:40 in build_batch"
-    assert over.headline == f"No progress for {59 - SILENT_S:.0f} s: rank 1 is in time.sleep at train.py:40 in build_batch"
-    assert (hung.event, hung.details, over.severity) == (over.event, over.details, Severity.ERROR)
+    assert over.headline == f"No progress for {59 - SILENT_S:.0f} s: rank 1 was in time.sleep at train.py:40 in build_batch"
+    assert over.details.startswith("Rank 0 waited in all_reduce at train.py:90 in step.")
+    assert (hung.event, over.severity) == (over.event, Severity.ERROR)
 
 
 @pytest.mark.parametrize("stacks_s", [(25, 30, 40), ()])

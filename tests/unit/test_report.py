@@ -70,7 +70,7 @@ def parse_page(page: str) -> _Reader:
 @pytest.mark.parametrize(
     ("name", "outcome", "headline"),
     [
-        ("cpu-clean", Outcome.GOOD, "Finished 40 steps in 40 s."),
+        ("cpu-clean", Outcome.GOOD, "Finished 40 steps in 39 s."),
         ("story", Outcome.WARNING, "Finished 14 steps in 75 s."),
         (
             "z2-oom",
@@ -85,6 +85,12 @@ def test_the_verdict_says_first_how_the_job_ended(name: str, outcome: Outcome, h
     verdict = read_report(name).verdict
     assert verdict.outcome is outcome
     assert headline in verdict.headline
+
+
+def test_a_hang_comes_before_the_advice_on_the_signal_that_ended_it() -> None:
+    first, _, advice, *_ = read_report("x2-hang-collectives").verdict.sentences
+    assert first == "Before, in step 27: No progress for 34 s: rank 1 called barrier where rank 0 called all_reduce."
+    assert advice.startswith("What to do: Usually a scheduler's time limit")
 
 
 def test_the_verdict_names_pace_memory_costs_and_the_price() -> None:

@@ -25,6 +25,7 @@ from memory_recording import (
 )
 from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.code_line import CodeLine
+from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.findings import Finding, Severity, detect_findings
 from zerotop.analysis.findings.support.causes.training_causes import check_memory
 from zerotop.analysis.findings.support.memory.looks import find_growth
@@ -214,6 +215,11 @@ def test_a_change_in_a_sentence(name: str, before: str, after: str, text: str, t
     assert describe_changes(list(found)) == f"{text} (train.py:82 in main)"
 
 
+def test_screens_show_the_autocast_that_was_on_last(tmp_path: Path) -> None:
+    recording = write_change(record_pace(tmp_path, 0.5, 0.5), 20, {"name": "autocast", "before": "", "after": "bf16"})
+    assert [read_first_engine(recording.at(BEGIN_NS + at * S)).autocast for at in (19, 21)] == [None, "bf16"]
+
+
 def test_parameters_changed_when_their_optimizer_was_made(tmp_path: Path) -> None:
     """A change that the probe sees in a step long after its last look is dated by the line that made it."""
     made: dict[str, Any] = {"name": "optimizer_objects", "before": "", "after": "", "changed_ns": 19 * S}
@@ -336,7 +342,15 @@ def find_named(recording: Recording, name: str) -> list[Finding]:
     return [finding for finding in detect_findings(recording, recording.end_ns) if finding.name == name]
 
 
-def test_slower_iterations_are_explained_by_what_was_changed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed_s", "said"),
+    [
+        (25.1, "; at the same time parameters are float32 instead of bfloat16 (train.py:86 in main)."),
+        (24.9, "; parameters are float32 instead of bfloat16 (train.py:86 in main); this changed in step 29."),
+    ],
+)
+def test_slower_iterations_are_explained_by_what_was_changed(changed_s: float, said: str, tmp_path: Path) -> None:
+    """The host is a step ahead of the GPU where it waits for it only in the next step, 30."""
     planted = record_pace(tmp_path, 0.5, 1.0)
     change = {
         "name": "dtypes",
@@ -346,22 +360,25 @@ def test_slower_iterations_are_explained_by_what_was_changed(tmp_path: Path) -> 
         "line": 86,
         "function": "main",
     }
-    recording = write_change(planted, 27.1, change | {"changed_ns": int(24.9 * S)})
+    recording = write_change(planted, 27.1, change | {"changed_ns": int(changed_s * S)})
     (finding,) = find_named(recording, "iteration_shift")
-    assert "at the same time parameters are float32 instead of bfloat16 (train.py:86 in main)" in finding.details
+    assert finding.headline.endswith("from step 30 on")
+    assert said in finding.details
     assert "If train.py:86 in main needs a float32 copy, convert a copy of the model" in finding.advice
     assert finding.fix == "copy.deepcopy(model).float()"
     assert finding.confidence >= 0.9
 
 
-@pytest.mark.parametrize(("uses", "may_wait"), [((40, 100), True), ((97, 100), False), ((-1, -1), False)])
-def test_a_phase_in_which_the_host_may_wait_for_a_gpu_that_is_busier(
+@pytest.mark.parametrize(("uses", "may_wait"), [((40, 100), True), ((97, 100), True), ((40, 60), False), ((-1, -1), False)])
+def test_a_phase_in_which_the_host_may_wait_for_a_gpu_that_is_busy(
     uses: tuple[int, int], *, may_wait: bool, tmp_path: Path
 ) -> None:
     planted = record_pace(tmp_path, 0.5, 1.0, gpu_use=uses)
     made = {"name": "dtypes", "before": "9 bfloat16", "after": "9 float32", "changed_ns": int(24.9 * S)}
     (finding,) = find_named(write_change(planted, 27.1, made), "iteration_shift")
-    assert ("in the backward phase on the host, which may wait for the GPU there;" in finding.details) is may_wait
+    assert (
+        "in the backward phase on the host, which may wait for the GPU there, also for the step before;" in finding.details
+    ) is may_wait
 
 
 def test_another_optimizer_is_meant_to_take_its_time(tmp_path: Path) -> None:

@@ -764,7 +764,7 @@ def test_the_pace_of_steps_after_those_of_the_forecast_is_told(capsys: pytest.Ca
     assert base.steps is not None
     assert base.steps[1] < step
     said = ask(capsys, "outside-frames")
-    assert f" From step {step} on, steps took {format_seconds(seconds)} (median), whose phases were not recorded" in said
+    assert f" From step {step} on, steps took {format_seconds(seconds)} (median); none was recorded in full detail." in said
     assert read("z2").later is None
 
 

@@ -20,7 +20,7 @@ from zerotop_probe.outside.job.job import JobResult
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("cpu-hang", "No progress for 45 s: rank 1 is behind, between phases. To see it: zerotop findings "),
+        ("cpu-hang", "No progress for 45 s: rank 1 was behind, between phases. To see it: zerotop findings "),
         ("z2-oom", "all 5 findings: zerotop findings "),
         ("held-straggler", "Rank 0 delays each iteration by 120 ms (54 %) from step 12 on. To see all 2 findings: "),
     ],

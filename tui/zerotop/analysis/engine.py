@@ -153,13 +153,16 @@ class EngineSummary:
 
 
 def read_first_engine(at: At) -> EngineFacts:
-    """Return the facts of the lowest rank's engine or loop number 0; empty before there is one."""
+    """Return the facts of the lowest rank's engine or loop number 0, with its last autocast; empty before there is one."""
     engines = [event for event in at.events_of(events.Engine) if not event.engine]
     first = min(reversed(engines), key=lambda event: event.writer.rank, default=None)
     if first is None:
         return EngineFacts({})
     engine = add_library(first, at.events_of(events.TotalSteps))
-    return EngineFacts(engine.facts | add_stages(event.pipeline for event in engines))
+    changes = (event for event in at.events_of(events.TrainingChanged) if event.writer == first.writer)
+    later = (one for event in changes if event.unix_ns > first.unix_ns for one in event.changes)
+    autocast = [{one.name: one.after} for one in later if one.name == "autocast"]
+    return EngineFacts(engine.facts | add_stages(event.pipeline for event in engines) | (autocast or [{}])[-1])
 
 
 def add_stages(pipelines: Iterable[PipelineStage | None]) -> dict[str, int | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from zerotop.analysis.failures.rank_ends import find_ends
@@ -17,6 +18,7 @@ from zerotop.recording.moments.process_exits import find_latest
 from zerotop.recording.moments.rank_records import RankRecords
 from zerotop.recording.reader import Recording, Source
 from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import FAILED
 
 # A rank's Python does not run if it has written no stacks this long after the first rank.
 _NO_STACKS_NS = 8 * 10**9
@@ -85,8 +87,9 @@ class StandstillReader:
 
 
 def _has_calls_to_come(found: Sequence[StackReport]) -> bool:
-    """Whether a rank whose Python runs has not yet written its calls of collectives, as others have."""
-    return any(one.is_running for one in found) and not any(one.calls for one in found)
+    """Whether a rank that waits in a collective has not yet written its calls, as others have."""
+    waits = any(one.is_running and any(group.is_pending for group in one.collectives) for one in found)
+    return waits and not any(one.calls for one in found)
 
 
 def _stands_still(found: Sequence[StackReport]) -> bool:
@@ -106,9 +109,10 @@ class Stillness(NamedTuple):
 def find_stillness(at: At) -> Stillness | None:
     """Return where the ranks of the last attempt stand; None if they work.
 
-    Of a job that ended while it stood still, where they stood before that.
+    Of a job that ended while it stood still, where they stood when they wrote their last stacks.
     """
-    if not any(at.events_of(kind) for kind in (events.Stacks, events.RankStacks)):
+    has_succeeded = any(event.exit_code == 0 for event in at.events_of(events.JobEnded))
+    if has_succeeded or not any(at.events_of(kind) for kind in (events.Stacks, events.RankStacks)):
         return None
     return _find_stillness(at, at.cursor_ns // _NO_STACKS_NS)
 
@@ -128,6 +132,8 @@ def _find_stillness(at: At, _period: int) -> Stillness | None:
         return Stillness(*start) if start is not None and not is_over else None
     readers = [processes[index] for index in reading.readers] if reading is not None else ()
     reader = StandstillReader(at.recording, sources, since_ns, until_ns, readers)
+    if len(find_ends(at.at(until_ns), sources)) == len(sources):
+        until_ns = max(reader.written_ns, default=until_ns)
     standstill = reader.read_at(until_ns, confirmed=False)
     return Stillness(standstill, since_ns) if standstill is not None else None
 
@@ -150,12 +156,17 @@ def _find_reading(at: At, processes: Sequence[RankProcess]) -> Reading | None:
 
 
 def _find_last_sign(at: At, process: RankProcess, *, of_training: bool = False) -> int:
-    """Return when a rank last began or ended a phase (unix time), or one other than reading data; 0 if never."""
-    tables = [at.find_table(name, process) for name in ("begins", "spans")]
-    return max(
-        (_find_last_time(source, at.cursor_ns, of_training=of_training) for source in tables if source is not None),
-        default=0,
-    )
+    """Return when a rank last began or ended a phase (unix time), or one other than reading data; 0 if never.
+
+    Not when an exception, such as of an interrupted or ended process, ended its last phase.
+    """
+    spans, begins = (at.find_table(name, process) for name in ("spans", "begins"))
+    until_ns = at.cursor_ns
+    if spans is not None:
+        failed = takewhile(lambda span: span["flags"] & FAILED, reversed(spans.until(until_ns)))
+        until_ns = min((int(span["begin_ns"]) + spans.offset_ns - 1 for span in failed), default=until_ns)
+    tables = [one for one in (spans, begins) if one is not None]
+    return max((_find_last_time(source, until_ns, of_training=of_training) for source in tables), default=0)
 
 
 def _find_last_time(source: Source, cursor_ns: int, *, of_training: bool) -> int:

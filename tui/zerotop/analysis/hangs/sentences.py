@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,12 +13,17 @@ from zerotop.analysis.hangs.waits import A_THREAD, THREADS, WaitKind, find_wait
 
 ALL_STACKS = "While it stands still, the Ranks screen shows all stacks."
 """Where more than one sentence on a standstill is to be found."""
+# A rank, ranks or a thread, and the verb that says what they do now.
+_STATES = re.compile(
+    r"((?:ranks? (?:\d[\d, andto]*?|\{\w+\})|all ranks|the ranks|Thread[- ]\S+) )(waits?|is|are|has|have|reads?)\b", re.I
+)
+_PAST = {"wait": "waited", "waits": "waited", "is": "was", "are": "were", "has": "had", "have": "had", "reads": "read"}
 # Activities that are things to wait for, such as "a queue", and no functions.
 _AWAITED = ("a ", "another ", "the ", "thread ")
 _BY_THREADS = (
     "Threads wait for each other: let none wait for a queue while it holds a lock, and take locks in the same order."
 )
-_SKIPS = "Look for a condition that skips each batch: the others wait until this rank trains."
+_SKIPS = "Look for a condition that skips each batch: no other rank goes on until this one trains."
 _LEFT = "Look for a break, or a number of batches, that differs between ranks: all must train the same number of steps."
 _SHAPES = "All ranks must pass tensors of the same shape: look at what decides their size."
 _COLLECTIVES = "All ranks must call the same collectives in the same order: look for a condition that differs between ranks."
@@ -28,6 +34,11 @@ def describe_group(group: StackGroup) -> str:
     """Return ``Ranks 0 and 2 wait in all_reduce at train.py:90``."""
     who, one = format_ranks(group.ranks).capitalize(), len(group.ranks) == 1
     return f"{who} {_describe_state(group, group.place, is_one=one)}"
+
+
+def put_in_past(text: str) -> str:
+    """Return what sentences of this module say of ranks as of a time that is over."""
+    return _STATES.sub(lambda found: found[1] + _PAST.get(found[2], found[2]), text).replace("does not run", "did not run")
 
 
 def describe_odd(standstill: Standstill, width: int) -> str:
@@ -184,10 +195,10 @@ def write_advice(standstill: Standstill) -> str:
         hosts = {process.host for group in standstill.groups for process in group.processes}
         return "Look at the network between the nodes." if len(hosts) > 1 else _ONE_NODE
     if odd.end is not None:
-        return "The others wait for a rank that has ended: find out why it ended."
+        return "No rank goes on without the one that has ended: find out why it ended."
     if odd.wait is None and not odd.reads:
         return "It runs C code that holds Python's lock. py-spy could not read its stack."
-    return _SKIPS if odd.reads else "Look at that line: the others wait until this rank arrives."
+    return _SKIPS if odd.reads else "Look at that line: no other rank goes on until this one arrives."
 
 
 def _name_activity(group: StackGroup) -> str:

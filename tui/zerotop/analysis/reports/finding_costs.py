@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from zerotop.analysis.failures.end import End
 from zerotop.analysis.findings import Finding, Severity, link_findings, order_by_cause
 from zerotop.analysis.findings.support.causes.batch_causes import BATCH_GROWTH
 from zerotop.analysis.steps.job_pace import measure_overlap
@@ -50,6 +51,18 @@ class FindingCost:
         if self.spent_steps is not None:
             return f" in steps {self.spent_steps[0]} to {self.spent_steps[1]}"
         return " in skipped steps" if self.finding.name in _SKIPPED else ""
+
+
+def is_about_end(finding: Finding, failure: End) -> bool:
+    """Whether a finding tells of the failure itself, and not of an error before it, such as ranks that hung."""
+    return finding.severity is Severity.ERROR and finding.begin_ns >= failure.unix_ns
+
+
+def describe_earlier(finding: Finding, failure: End) -> str:
+    """Return a sentence about an error that began before the failure, with its step; "" for any other finding."""
+    if finding.severity is not Severity.ERROR or is_about_end(finding, failure):
+        return ""
+    return f"Before{f', in step {finding.step}' if finding.step is not None else ''}: {finding.headline}."
 
 
 def rank_findings(findings: Sequence[Finding], steps: Rows, end_ns: int) -> tuple[FindingCost, ...]:

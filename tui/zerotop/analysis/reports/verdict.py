@@ -14,7 +14,7 @@ from zerotop.analysis.failures.end import End
 from zerotop.analysis.findings import Severity
 from zerotop.analysis.live_view import JobState, LiveView
 from zerotop.analysis.reports.cost_text import describe_cost
-from zerotop.analysis.reports.finding_costs import GROWING, FindingCost, measure_training_s
+from zerotop.analysis.reports.finding_costs import GROWING, FindingCost, describe_earlier, measure_training_s
 from zerotop.analysis.reports.measures import NOISE
 from zerotop.analysis.steps.job_pace import (
     find_usual,
@@ -62,7 +62,9 @@ def build_verdict(source: RecordingSource, findings: Sequence[FindingCost], fail
     costly = _find_costly(source, findings, failed=failure is not None)
     if outcome is Outcome.GOOD and costly is not None and costly.finding.severity is not Severity.INFO:
         outcome = Outcome.WARNING
+    earlier = (describe_earlier(cost.finding, failure) for cost in findings if failure is not None)
     sentences = [
+        next(filter(None, earlier), ""),
         *((failure.why, f"What to do: {failure.advice}") if failure is not None else ()),
         *describe_pace(
             source.job_steps,
@@ -97,7 +99,7 @@ def _describe_end(view: LiveView, failure: End | None) -> tuple[str, Outcome]:
     job, progress = view.job, view.progress
     steps, elapsed = (
         formatting.format_count(progress.finished_steps, "step"),
-        formatting.format_long_time(progress.elapsed_s),
+        formatting.format_long_time(max(0.0, progress.elapsed_s) // 1),  # cut, like the clock of all screens
     )
     after = f"after {steps} in {elapsed}" if progress.finished_steps else f"after {elapsed}, before the first step"
     if failure is not None:

@@ -259,9 +259,7 @@ def describe_time(answer: WhatIfAnswer) -> str:
     text += f".{longer if is_usual else ''}"
     step, seconds = answer.base.later or (0, before)
     if max(seconds / before, before / seconds) > _OTHER_PACE:
-        text += (
-            f" From step {step:,} on, steps took {format_seconds(seconds)} (median), whose phases were not recorded in full."
-        )
+        text += f" From step {step:,} on, steps took {format_seconds(seconds)} (median); none was recorded in full detail."
     return text
 
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from zerotop.analysis.failures.end import End
 from zerotop.analysis.findings import Finding, LinkedFinding, Severity, name_relation
 from zerotop.analysis.formatting import format_percent
-from zerotop.analysis.reports.finding_costs import FindingCost
+from zerotop.analysis.reports.finding_costs import FindingCost, is_about_end
 from zerotop.ui.drawing.formatting import MISSING, format_duration, format_grouped, format_number, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import cell_width, sanitize, wrap_text
@@ -73,11 +73,6 @@ def describe_advice(finding: Finding | End) -> str:
     if fix and fix.removeprefix("with ").removesuffix(":") in advice:
         return advice
     return f"{advice.removesuffix('.')}: {fix}" if advice and fix else advice or fix
-
-
-def is_about_end(finding: Finding, failure: End) -> bool:
-    """Whether a finding tells of the failure itself, and not of an error before it, such as ranks that hung."""
-    return finding.severity is Severity.ERROR and finding.begin_ns >= failure.unix_ns
 
 
 def choose_finding(ranked: Iterable[FindingCost], cursor_ns: int, failure: End | None = None) -> Finding | None:

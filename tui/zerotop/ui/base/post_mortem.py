@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from zerotop.analysis.failures.end import ByteFigure, End
-from zerotop.analysis.findings import Finding, Severity
+from zerotop.analysis.findings import Finding
+from zerotop.analysis.reports.finding_costs import describe_earlier
 from zerotop.recording.moments.host_memory import HostMemory
-from zerotop.ui.base.findings import describe_finding, is_about_end, is_place
+from zerotop.ui.base.findings import is_place
 from zerotop.ui.drawing.formatting import SizeUnit, choose_size_unit, choose_time_unit, format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
@@ -60,11 +61,10 @@ def _draw_rows(failure: End, cursor_ns: int, width: int, most: int, glyphs: Glyp
 
 
 def _draw_earlier(earlier: Finding | None, failure: End, width: int, glyphs: Glyphs) -> list[Row]:
-    """Draw an error that began before the failure, with its step; nothing for one about the failure itself, or milder."""
-    if earlier is None or earlier.severity is not Severity.ERROR or is_about_end(earlier, failure):
+    """Draw an error that began before the failure; nothing for one about the failure itself, or milder."""
+    text = convert_sizes(describe_earlier(earlier, failure)) if earlier is not None else ""
+    if not text:
         return []
-    step = f", in step {earlier.step}" if earlier.step is not None else ""
-    text = f"Before{step}: {describe_finding(earlier)}."
     return [((line, "alert"),) for line in wrap_text(sanitize(text, glyphs), width, 2, glyphs)]
 
 

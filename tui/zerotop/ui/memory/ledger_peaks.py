@@ -64,7 +64,7 @@ def _build_columns(
         Column("", 6, 8, draw_bar, grows=True),
         Column("peak", unit.width, 9, lambda peak, _: ((unit.format_bytes(peak.allocated_bytes), "value"),)),
         Column("reserved", 8, 4, lambda peak, _: ((unit.format_bytes(peak.reserved_bytes).rjust(8), "muted"),)),
-        Column(heading, len(heading) + 4, 5, draw_position),
+        Column(heading, max(len(heading) + 4, *(len(peak.steps_text) for peak in peaks)), 5, draw_position),
         Column("", 7, 1, draw_exactness),
     ]
 

@@ -257,7 +257,7 @@ def _build_finding(told: ToldShift) -> Finding:
 
 
 def _describe_cause(cause: Cause) -> Text:
-    template = "{text}; this changed between {between}" if cause.between else "at the same time {text}"
+    template = "{text}; this changed {between}" if cause.between else "at the same time {text}"
     return Text(template, {"text": cause.text, "between": cause.between})
 
 
@@ -270,14 +270,15 @@ def _has_cost_little(told: ToldShift) -> bool:
 
 
 def _may_wait(shift: PaceShift) -> bool:
-    """Whether a phase became longer on the host while the GPU had more to do, and its work in that phase is not known."""
-    return shift.carrier in COMPUTING_COLUMNS and shift.carrier not in shift.device_parts and shift.is_gpu_busier
+    """Whether a phase became longer on the host while the GPU was busy, and its work in that phase is not known."""
+    is_unknown = shift.carrier in COMPUTING_COLUMNS and shift.carrier not in shift.device_parts
+    return is_unknown and shift.added_s > 0 and shift.gpu_uses[1] >= BUSY_SHARE
 
 
 def _describe_part(shift: PaceShift) -> str | None:
     if not shift.is_by_gpu:
         whose = f" of rank {shift.change.process.rank}" if shift.cause is not None and shift.cause.culprit else ""
-        waits = " on the host, which may wait for the GPU there" if _may_wait(shift) else ""
+        waits = " on the host, which may wait for the GPU there, also for the step before" if _may_wait(shift) else ""
         return f"{name_part(shift.carrier)}{whose}{waits}" if shift.carrier else None
     parts = sorted(shift.device_parts.items(), key=lambda one: -abs(one[1]))
     return ", ".join(

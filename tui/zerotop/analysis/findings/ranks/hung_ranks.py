@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -35,6 +35,7 @@ from zerotop.analysis.hangs.sentences import (
     describe_reads,
     describe_threads,
     name_thread,
+    put_in_past,
     write_advice,
 )
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
@@ -165,8 +166,8 @@ def _tell_end(window: SearchWindow[Group], told: Finding) -> Finding | None:
         if not told.known_ns + _LONGER_NS <= end_ns <= window.recording.cursor_ns:
             return None
         evidence = told.evidence | {"silent_s": (end_ns - told.begin_ns) / 1e9}
-        headline = Text(told.headline.template, {**told.headline.values, **evidence})
-        return replace(told, known_ns=end_ns, end_ns=end_ns, headline=headline, evidence=evidence)
+        headline, details = (_tell_in_past(text, evidence) for text in (told.headline, told.details))
+        return replace(told, known_ns=end_ns, end_ns=end_ns, headline=headline, details=details, evidence=evidence)
     known_ns, step = int(later["end_unix_ns"][0]), int(later["step"][0])
     parts = [
         process.records(table).read_window(told.known_ns, known_ns)
@@ -176,16 +177,23 @@ def _tell_end(window: SearchWindow[Group], told: Finding) -> Finding | None:
     signs = [list_training(part) if told.evidence.get("reads") else part.times for part in parts]
     until_ns = min((int(times[0]) for times in signs if len(times)), default=known_ns)
     evidence = told.evidence | {"silent_s": (until_ns - told.begin_ns) / 1e9}
-    values = {**told.details.values, **evidence, "went_on": step}
+    details = _tell_in_past(told.details, evidence)
     return replace(
         told,
         known_ns=known_ns,
         end_ns=until_ns,
         severity=Severity.WARNING,
-        headline=Text(told.headline.template, values),
-        details=Text(f"{told.details.template} It went on in step {{went_on}}.", values),
+        headline=_tell_in_past(told.headline, evidence),
+        details=Text(f"{details.template} It went on in step {{went_on}}.", {**details.values, "went_on": step}),
         evidence=evidence,
     ).for_next_run
+
+
+def _tell_in_past(told: str, evidence: Mapping[str, float]) -> Text:
+    """Return a sentence about a silence that is over, with its length."""
+    text = told if isinstance(told, Text) else Text(told, {})
+    values = {name: put_in_past(value) if isinstance(value, str) else value for name, value in text.values.items()}
+    return Text(put_in_past(text.template), {**values, **evidence})
 
 
 def _find_silences(window: SearchWindow[Group]) -> Iterator[_Silence]:
@@ -278,7 +286,9 @@ def _find_ended(window: SearchWindow[Group], reader: StandstillReader, silence: 
         return None
     if not is_hang(window.subject, standstill, silence.since_ns, stopped_ns):
         return None
-    return _build_seen(window.recording, window.subject, silence, stopped_ns, standstill, is_over=True)
+    found = _build_seen(window.recording, window.subject, silence, stopped_ns, standstill, is_over=True)
+    headline, details = (_tell_in_past(text, found.evidence) for text in (found.headline, found.details))
+    return replace(found, headline=headline, details=details)
 
 
 def _find_last(process: Process, since_ns: int) -> _Last:

@@ -11,6 +11,7 @@ from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.formatting import format_count, format_percent, pluralize
 from zerotop.analysis.hardware.gpu_speeds import measure_mfu
 from zerotop.analysis.live_view import Job, JobState, LiveView, Progress
+from zerotop.analysis.reports.finding_costs import is_about_end
 from zerotop.ui.base.findings import (
     choose_sentence_style,
     describe_advice,
@@ -18,7 +19,6 @@ from zerotop.ui.base.findings import (
     describe_details,
     describe_finding,
     describe_step,
-    is_about_end,
     is_place,
     wrap_sentence,
 )
@@ -275,5 +275,5 @@ def _wrap_notice(notice: Notice, width: int, most: int, glyphs: Glyphs) -> Seque
         if room < _LEAST_ADVICE:
             return wrap_sentence(notice.fix, max(1, width - 4), 1, glyphs) or [""]
         advice = wrap_sentence(notice.sentence, room, 1, glyphs)[0]
-        return [f"{advice.removesuffix('.')}: {notice.fix}"]
+        return [f"{advice.removesuffix('.')}{'' if advice.endswith(glyphs.ellipsis) else ':'} {notice.fix}"]
     return wrap_sentence(notice.sentence, max(1, width - 4), min(most, notice.max_rows), glyphs) or [""]

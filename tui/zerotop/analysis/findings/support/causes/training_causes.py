@@ -141,7 +141,7 @@ def check_training(change: StepChange) -> Cause | None:
     cause = Cause(describe_changes(fitting), *_advise(change, fitting[0], change.added_s), 0.95 if is_told else 0.85)
     # The script names another optimizer, and some, such as L-BFGS, make several passes in each step.
     cause = cause._replace(is_expected=any(one.name == "optimizers" for one in fitting))
-    return cause._replace(between=_name_steps(change, fitting)) if _is_between_far_looks(change, fitting[0]) else cause
+    return cause._replace(between=_name_steps(change, fitting))
 
 
 def _is_between_far_looks(change: StepChange, one: TrainingChange) -> bool:
@@ -150,11 +150,16 @@ def _is_between_far_looks(change: StepChange, one: TrainingChange) -> bool:
 
 
 def _name_steps(change: StepChange, found: Sequence[TrainingChange]) -> str:
-    """Return the steps between which these settings changed."""
+    """Return in which step, or between which, these settings changed; "" if it is about the step of the change of pace.
+
+    Iterations on the host change a step later where it waits for the GPU only in the next one.
+    """
     steps = change.process.steps
     ends = min(one.begin_ns for one in found), max(one.end_ns for one in found)
-    first, last = np.minimum(np.searchsorted(steps["end_unix_ns"], ends), len(steps) - 1)
-    return f"steps {steps['step'][first]} and {steps['step'][last]}"
+    first, last = steps["step"][np.minimum(np.searchsorted(steps["end_unix_ns"], ends), len(steps) - 1)].tolist()
+    if _is_between_far_looks(change, found[0]):
+        return f"between steps {first} and {last}"
+    return f"in step {first}" if ends[0] == ends[1] and first < change.step else ""
 
 
 def _may_be_chance(change: StepChange, one: TrainingChange) -> bool:
