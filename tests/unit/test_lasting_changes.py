@@ -30,6 +30,7 @@ from zerotop.analysis.findings.pace import (
 from zerotop.analysis.findings.support import detection
 from zerotop.analysis.findings.support.links import drop_superseded
 from zerotop.analysis.formatting import Text
+from zerotop.analysis.script_terms import set_saving
 from zerotop.analysis.stats.wander import find_split, measure_order, refine_split
 from zerotop.recording.steps.step_table import read_steps
 from zerotop_probe.recording import events
@@ -237,6 +238,10 @@ def test_frequent_checkpoints_are_counted_on(tmp_path: Path) -> None:
     assert (saves.step, saves.evidence["period"]) == (59, 10)
     assert 22 <= saves.evidence["saves"] <= 24
     assert saves.evidence["pause_s"] == pytest.approx(0.2 * saves.evidence["saves"])
+    # 0.2 s in 10.2 s
+    assert saves.advice.startswith("Save every 200 steps: that takes at most 2 % of the time.")
+    assert saves.fix == ""
+    assert set_saving(events.EngineFacts({"library": "Trainer"}), 200) == 'save_strategy="steps", save_steps=200'
 
 
 @pytest.mark.parametrize(
@@ -260,6 +265,7 @@ def test_the_line_that_saves_is_named_without_samples(
     writer.close()
     (saves,) = find(tmp_path, checkpoint_pause.detect)
     assert (f"train.py:{told}" in saves.headline) is ("saved at" in saves.details) is (told is not None)
+    assert saves.fix == (f"train.py:{told}" if told is not None else "")
 
 
 @pytest.mark.parametrize(("begins", "told"), [((4.25, 9.0), True), ((1.0, 1.005), False)])
@@ -274,6 +280,7 @@ def test_one_long_save_has_the_line_that_began_it(tmp_path: Path, begins: tuple[
     writer.close()
     (pause,) = find(tmp_path, checkpoint_pause.detect)
     assert ("train.py:87" in pause.details) is told
+    assert (pause.advice, pause.fix) == ("", "")  # one save is no reason to save less
 
 
 @pytest.mark.parametrize(("step_s", "count", "told"), [(0.007, 4, "warning"), (0.007, 3, None), (0.07, 5, None)])

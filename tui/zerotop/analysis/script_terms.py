@@ -31,8 +31,6 @@ _TRAINER_TERMS = {
         'train_sampling_strategy="group_by_length"  # transformers 4: group_by_length=True',
         "DataLoader(dataset, batch_size, sampler=LengthGroupedSampler(batch_size, dataset))  # of transformers",
     ),
-    "saving_fix": ("save_only_model=True", "if step % 1000 == 0:"),
-    "saving": ("save_steps", "checkpoints"),
     "saving_limits": ("Trainer's save_steps limits", "Frequent checkpoints limit"),
     "eval_outputs": ("Collect no logits on the GPU in the evaluation.", _EVALUATE_WITHOUT),
     "eval_outputs_fix": ("prediction_loss_only=True", "with torch.no_grad():"),
@@ -83,6 +81,11 @@ def set_accumulation(engine: EngineFacts, micro_steps: int) -> str:
     if engine.kind == LOOP:
         return f"if (micro_step + 1) % {micro_steps} == 0: optimizer.step()"
     return f'"gradient_accumulation_steps": {micro_steps}'
+
+
+def set_saving(engine: EngineFacts, steps: int) -> str:
+    """Return the setting to save after so many steps; "" where a script saves by itself."""
+    return f'save_strategy="steps", save_steps={steps}' if engine.library == TRAINER else ""
 
 
 def _name_batch(engine: EngineFacts, *, is_loop: bool, by_hand: bool) -> dict[str, str]:
