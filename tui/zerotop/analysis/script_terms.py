@@ -110,12 +110,18 @@ def _name_batch(engine: EngineFacts, *, is_loop: bool, by_hand: bool) -> dict[st
 
 
 def _double_batch(engine: EngineFacts, *, is_loop: bool, by_hand: bool) -> str:
-    """Return the setting for twice as many rows in a micro-batch; "" in a hand-written loop, whose names are unknown."""
-    rows, whole = 2 * (engine.micro_batch or 0), 2 * (engine.train_batch or 0)
+    """Return settings for twice as many rows in a micro-batch; "" in a hand-written loop, whose names are unknown.
+
+    Where an even number of micro-batches is accumulated, the batch stays as large.
+    """
+    rows, whole = 2 * (engine.micro_batch or 0), engine.train_batch or 0
+    accumulated, is_odd = divmod(engine.gradient_accumulation or 1, 2)
     if not by_hand:
-        return f"per_device_train_batch_size={rows}"
+        fewer = "" if is_odd else f", gradient_accumulation_steps={accumulated}"
+        return f"per_device_train_batch_size={rows}{fewer}"
     # DeepSpeed refuses a configuration whose train_batch_size, if it has one, does not fit.
-    return "" if is_loop else f'"train_micro_batch_size_per_gpu": {rows}, "train_batch_size": {whole}' if whole else ""
+    rest = f'"train_batch_size": {2 * whole}' if is_odd else f'"gradient_accumulation_steps": {accumulated}'
+    return "" if is_loop or not whole else f'"train_micro_batch_size_per_gpu": {rows}, {rest}'
 
 
 def _name_host_memory(engine: EngineFacts, terms: Mapping[str, str]) -> dict[str, str]:
