@@ -29,7 +29,8 @@ _TRAINER_TERMS = {
     "fewer_workers_fix": ("dataloader_num_workers=1", "DataLoader(dataset, num_workers=1)"),
     "grouping_fix": (
         'train_sampling_strategy="group_by_length"  # transformers 4: group_by_length=True',
-        "DataLoader(dataset, batch_size, sampler=LengthGroupedSampler(batch_size, dataset))  # of transformers",
+        # any other sampler of this kind gives each rank all samples
+        "sampler=transformers.trainer_pt_utils.DistributedLengthGroupedSampler(batch_size, dataset)",
     ),
     "saving_limits": ("Trainer's save_steps limits", "Frequent checkpoints limit"),
     "eval_outputs": ("Collect no logits on the GPU in the evaluation.", _EVALUATE_WITHOUT),
@@ -75,11 +76,11 @@ def read_terms(engine: EngineFacts) -> dict[str, str]:
 
 
 def set_accumulation(engine: EngineFacts, micro_steps: int) -> str:
-    """Return the line with which the script of an ``engine`` event makes so many micro-steps in a step."""
+    """Return the setting for so many micro-steps in a step; "" in a hand-written loop, whose names are unknown."""
     if engine.library == TRAINER:
         return f"gradient_accumulation_steps={micro_steps}"
     if engine.kind == LOOP:
-        return f"if (micro_step + 1) % {micro_steps} == 0: optimizer.step()"
+        return ""
     return f'"gradient_accumulation_steps": {micro_steps}'
 
 
