@@ -224,6 +224,7 @@ def test_swap_that_is_taken_while_ranks_live(tmp_path: Path) -> None:
     change_table(folder, "hosts", use_swap)
     (swapping,) = find_named(folder, "swapping")
     assert swapping.evidence["swapped_bytes"] == 2 << 30
+    assert swapping.advice == "Use less host memory: move the optimizer to NVMe."  # there are no loader workers
 
 
 def test_a_process_that_comes_to_the_gpu_later(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ _TRAINER_TERMS = {
     "worker_count": ("dataloader_num_workers", "the DataLoader's num_workers"),
     "worker_setting": ("dataloader_num_workers", "num_workers"),
     "fewer_workers": ("fewer dataloader_num_workers", "fewer workers of the DataLoader"),
-    "fewer_workers_fix": ("dataloader_num_workers=1", "DataLoader(dataset, num_workers=1)"),
+    "fewer_workers_fix": ("dataloader_num_workers=1", "num_workers=1"),
     "grouping_fix": (
         'train_sampling_strategy="group_by_length"  # transformers 4: group_by_length=True',
         # any other sampler of this kind gives each rank all samples
