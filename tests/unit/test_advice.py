@@ -24,7 +24,14 @@ ADVICE: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
     ("gpu-long", "memory_step", ("sequences are longer", "of the device are left"), ("max_length", "truncat", "Lower")),
     # The rank is busy between the phases: workers of its loader have no part in it.
     ("held-straggler", "straggler", ("between the phases", "less often", "py-spy dump --pid"), ("num_workers",)),
-    ("cpu-straggler", "straggler", ("waits that much longer for data", "num_workers"), ("py-spy",)),
+    ("cpu-straggler", "straggler", ("waits that much longer for data", "workers that load it ahead"), ("py-spy",)),
+    # How many workers would help is not known, nor that there is text.
+    (
+        "cpu-stall",
+        "data_stall",
+        ("Raise the DataLoader's num_workers, or prepare the data once",),
+        ("tokenize",),
+    ),
     # PyTorch's error handling is on already, these ranks have no NCCL, and what has gone on shows no stack any more.
     ("cpu-hang", "hung_ranks", ("It went on in step", "zerotop run -- "), ("py-spy", "TORCH_NCCL", "NCCL")),
     ("held-hang", "hung_ranks", ("It went on in step", "zerotop run -- "), ("py-spy", "TORCH_NCCL", "NCCL")),

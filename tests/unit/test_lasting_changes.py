@@ -30,7 +30,7 @@ from zerotop.analysis.findings.pace import (
 from zerotop.analysis.findings.support import detection
 from zerotop.analysis.findings.support.links import drop_superseded
 from zerotop.analysis.formatting import Text
-from zerotop.analysis.script_terms import set_saving
+from zerotop.analysis.script_terms import set_interval
 from zerotop.analysis.stats.wander import find_split, measure_order, refine_split
 from zerotop.recording.steps.step_table import read_steps
 from zerotop_probe.recording import events
@@ -200,6 +200,7 @@ def test_evaluations_that_come_often(tmp_path: Path, period: int, told: bool) ->
     write_parts(tmp_path, [[0.02, 0.04, 0.005, 0.005]] * 500, evaluated=range(60, 500, period))
     found = find(tmp_path, evaluations_often.detect)
     assert [(one.name, one.step) for one in found] == ([("evaluations_often", 60)] if told else [])
+    assert all("steps: that takes at most 5 % of the time." in one.advice and not one.fix for one in found)
 
 
 def test_iterations_that_begin_to_take_turns(tmp_path: Path) -> None:
@@ -241,7 +242,7 @@ def test_frequent_checkpoints_are_counted_on(tmp_path: Path) -> None:
     # 0.2 s in 10.2 s
     assert saves.advice.startswith("Save every 200 steps: that takes at most 2 % of the time.")
     assert saves.fix == ""
-    assert set_saving(events.EngineFacts({"library": "Trainer"}), 200) == 'save_strategy="steps", save_steps=200'
+    assert set_interval(events.EngineFacts({"library": "Trainer"}), "save", 200) == 'save_strategy="steps", save_steps=200'
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,9 @@ def set_accumulation(engine: EngineFacts, micro_steps: int) -> str:
     return f'"gradient_accumulation_steps": {micro_steps}'
 
 
-def set_saving(engine: EngineFacts, steps: int) -> str:
-    """Return the setting to save after so many steps; "" where a script saves by itself."""
-    return f'save_strategy="steps", save_steps={steps}' if engine.library == TRAINER else ""
+def set_interval(engine: EngineFacts, name: str, steps: int) -> str:
+    """Return the setting to ``save`` or ``eval`` after so many steps; "" where a script does so by itself."""
+    return f'{name}_strategy="steps", {name}_steps={steps}' if engine.library == TRAINER else ""
 
 
 def _name_batch(engine: EngineFacts, *, is_loop: bool, by_hand: bool) -> dict[str, str]:

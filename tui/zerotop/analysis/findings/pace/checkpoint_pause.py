@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
@@ -14,8 +13,9 @@ from zerotop.analysis.findings.support import Finding, FindingKind, Group, Proce
 from zerotop.analysis.findings.support.lines.line_findings import line_values
 from zerotop.analysis.findings.support.lines.stack_lines import Delay, StackLine, await_line
 from zerotop.analysis.findings.support.links import Kinds, is_counted
+from zerotop.analysis.findings.support.steps.lost_time import count_rarer_steps
 from zerotop.analysis.findings.support.thresholds import SPIKE_SIMILAR_SHARE
-from zerotop.analysis.script_terms import set_saving
+from zerotop.analysis.script_terms import set_interval
 from zerotop.recording.samples import Ints, Rows
 from zerotop_probe.recording.events import CheckpointLine
 
@@ -76,17 +76,13 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
         period = round(evidence.get("period", 1))
         line = found.line or _find_saving_line(delay, is_one=kind is _KIND)
         values = line_values(line) | {"every": f"each {period} steps" if period > 1 else "each step"}
-        values |= {"rare": _RARE_SHARE, "rarer": (rarer := _count_steps(period, evidence.get("share", 0.0)))}
-        values["saving"] = set_saving(window.subject.engine, rarer) or values["location"]
+        values |= {
+            "rare": _RARE_SHARE,
+            "rarer": (rarer := count_rarer_steps(period, evidence.get("share", 0.0), _RARE_SHARE)),
+        }
+        values["saving"] = set_interval(window.subject.engine, "save", rarer) or values["location"]
         times = delay.begin_ns, delay.end_ns
         yield kind.at(window.subject, *times, evidence, known_ns=found.known_ns, step=step, **values)
-
-
-def _count_steps(period: float, share: float) -> int:
-    """Return after how many steps to save, a round number, for less than _RARE_SHARE of the time."""
-    steps = max(1.0, period * share / (1 - share) * (1 - _RARE_SHARE) / _RARE_SHARE)
-    tens: int = 10 ** math.floor(math.log10(steps))
-    return next(tens * times for times in (1, 2, 5, 10) if tens * times >= steps)
 
 
 def _find_pauses(window: SearchWindow[Group]) -> Iterator[_Pause]:

@@ -65,7 +65,6 @@ _LOADING = _KIND.with_changes(
         " {iteration_s:seconds}."
     ),
     advice="See what those iterations read that the others do not. Workers that load ahead hide it.",
-    fix="{worker_setting}",
 )
 _STARTING = _LOADING.with_changes(
     advice="A new DataLoader starts new workers: create it once, and let it keep them.",
