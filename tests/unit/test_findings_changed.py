@@ -104,7 +104,7 @@ def test_the_garbage_collector_is_the_cause(tmp_path: Path) -> None:
             file.write(json.dumps({"time_ns": end_ns, "event": "garbage", **facts}) + "\n")
     (shift,) = find_named(folder, "iteration_shift")
     assert "Python's garbage collector takes " in shift.details
-    assert shift.fix == "gc.collect(); gc.freeze()"
+    assert shift.fix == "import gc; gc.collect(); gc.freeze()"
 
 
 def test_a_job_that_was_being_stopped_has_no_dead_rank(tmp_path: Path) -> None:

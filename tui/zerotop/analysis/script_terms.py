@@ -41,12 +41,12 @@ _TRAINER_TERMS = {
     ),
     "graphs_fix": ('torch_compile_mode="reduce-overhead"', 'model = torch.compile(model, mode="reduce-overhead")'),
     "clipping_fix": ("max_grad_norm=1.0", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),
-    "eval_tensors_fix": ("eval_accumulation_steps=1", "outputs = outputs.detach().cpu()"),
+    "eval_tensors_fix": ("eval_accumulation_steps=1", ".detach().cpu()"),
 }
 PROFILE = "p = torch.profiler.profile(); p.start()  # some steps later: p.stop(); print(p.key_averages().table())"
 """Lines for a training script that print where the time of some steps goes."""
 SNAPSHOTS = (
-    "tracemalloc.start(); s = tracemalloc.take_snapshot()  # some steps later: "
+    "import tracemalloc; tracemalloc.start(); s = tracemalloc.take_snapshot()  # some steps later: "
     'print(max(tracemalloc.take_snapshot().compare_to(s, "lineno"), key=lambda one: one.size_diff))'
 )
 """Lines for a training script that print where Python allocates most of what it keeps. They see no tensors of PyTorch."""
