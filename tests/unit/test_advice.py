@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from functools import cache
 
 import pytest
 
 import recordings
-from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.analysis.findings import Finding, detect_findings, load_kinds
+from zerotop.analysis.findings.support.causes.pause_causes import COLLECTOR
+from zerotop.analysis.script_terms import SNAPSHOTS
 
 # Recording, finding, what must be in headline, details, advice and fix together, and what must not.
 ADVICE: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
@@ -24,7 +29,14 @@ ADVICE: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
     ("gpu-long", "memory_step", ("sequences are longer", "of the device are left"), ("max_length", "truncat", "Lower")),
     # The rank is busy between the phases: workers of its loader have no part in it.
     ("held-straggler", "straggler", ("between the phases", "less often", "py-spy dump --pid"), ("num_workers",)),
-    ("cpu-straggler", "straggler", ("waits that much longer for data", "num_workers"), ("py-spy",)),
+    ("cpu-straggler", "straggler", ("waits that much longer for data", "workers that load it ahead"), ("py-spy",)),
+    # How many workers would help is not known, nor that there is text.
+    (
+        "cpu-stall",
+        "data_stall",
+        ("Raise the DataLoader's num_workers, or prepare the data once",),
+        ("tokenize",),
+    ),
     # PyTorch's error handling is on already, these ranks have no NCCL, and what has gone on shows no stack any more.
     ("cpu-hang", "hung_ranks", ("It went on in step", "zerotop run -- "), ("py-spy", "TORCH_NCCL", "NCCL")),
     ("held-hang", "hung_ranks", ("It went on in step", "zerotop run -- "), ("py-spy", "TORCH_NCCL", "NCCL")),
@@ -61,6 +73,16 @@ def test_findings_give_the_right_advice(recording: str, name: str, said: tuple[s
     text = " ".join((finding.headline, finding.details, finding.advice, finding.fix))
     assert [part for part in said if part not in text] == []
     assert [part for part in unsaid if part in text] == []
+
+
+@pytest.mark.parametrize("line", [SNAPSHOTS, COLLECTOR[1]])
+def test_lines_to_paste_need_no_names_of_the_script(line: str) -> None:
+    assert subprocess.run([sys.executable, "-c", line], check=False).returncode == 0
+
+
+def test_fixes_name_no_variables_that_scripts_call_otherwise() -> None:
+    named = re.compile(r"\b(tokenizer|outputs|state|path|step|loss|dataset|batch)\b|\.\.\.")
+    assert [kind.fix for kind in load_kinds().values() if named.search(kind.fix)] == []
 
 
 def test_one_leak_is_one_finding() -> None:

@@ -21,6 +21,7 @@ from zerotop.analysis.findings.support.causes.batch_causes import (
     read_forwards,
 )
 from zerotop.analysis.findings.support.causes.step_change import Cause, StepChange
+from zerotop.analysis.script_terms import read_terms
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.events import EngineFacts
@@ -46,8 +47,15 @@ def make_steps(rows: int, tokens: int, micro_steps: int, seconds: float) -> Any:
 )
 def test_the_changed_setting_is_named(size: tuple[int, int, int], text: str) -> None:
     before, after = make_steps(4, 256 if size[1] else 0, 1, 0.1), make_steps(*size, 0.4)
-    cause = find_cause(before, after, {})
+    cause = find_cause(before, after, {"kind": "loop"})
     assert (cause.text, cause.is_expected) == (text, True)
+    assert cause.advice.startswith("If ")  # it may be meant
+    assert "micro_step" not in cause.fix  # a name that the script may lack
+
+
+def test_samples_are_grouped_for_each_rank() -> None:
+    """LengthGroupedSampler would give all samples to each of them."""
+    assert ".DistributedLengthGroupedSampler(" in read_terms(EngineFacts({}))["grouping_fix"]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +171,7 @@ def find_cause(
     [
         ({}, '"gradient_accumulation_steps": 2'),
         ({"library": "Trainer"}, "gradient_accumulation_steps=2"),
-        ({"kind": "loop"}, "if (micro_step + 1) % 2 == 0: optimizer.step()"),
+        ({"kind": "loop"}, ""),
     ],
     ids=["DeepSpeed", "the Trainer", "a loop"],
 )

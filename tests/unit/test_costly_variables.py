@@ -220,26 +220,30 @@ def test_more_rows_are_advised_only_while_memory_has_never_been_full(
     """Steps 20 to 79 are judged at 8 s; what is known later takes the advice back."""
     last = find_all(tmp_path, {}, reserved_gib=reserved_gib, failed_s=failed_s)[-1]
     assert last.name == "launch_bound"
-    assert ("more than 2 rows" in last.advice) is is_offered
+    assert ("more than 2 rows at once, which may need another learning rate" in last.advice) is is_offered
     assert not last.fix  # the names of a hand-written loop are not known
     assert "fewer, larger operations" in last.advice.lower()
 
 
 _HF = {"library": "Trainer", "micro_batch": 2, "gradient_accumulation": 2, "compiled": False}
 _DS = {"zero_stage": 1, "micro_batch": 2, "gradient_accumulation": 2, "train_batch": 8}
-_RAISE = "aise {}, now 2, for which there is room"
+_RAISE = "aise {}, now 2, and half the accumulation: there is room for it"
 
 
 @pytest.mark.parametrize(
     ("engine", "advice", "fix"),
     [
-        ({"kind": "loop", "compiled": True}, "Train on more than 2 rows at once", ""),
+        ({"kind": "loop", "compiled": True}, "Train on more than 2 rows at once, and half the accumulation", ""),
         (_HF | {"kind": "loop"}, _RAISE.format("per_device_train_batch_size"), 'torch_compile_mode="reduce-overhead"'),
-        (_HF | _DS, _RAISE.format("per_device_train_batch_size"), "per_device_train_batch_size=4"),
+        (
+            _HF | _DS,
+            _RAISE.format("per_device_train_batch_size"),
+            "per_device_train_batch_size=4, gradient_accumulation_steps=1",
+        ),
         (
             _DS,
             _RAISE.format("train_micro_batch_size_per_gpu"),
-            '"train_micro_batch_size_per_gpu": 4, "train_batch_size": 16',
+            '"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1',
         ),
         (_DS | {"micro_batch": 8}, "Train on more than 2 rows at once", ""),  # an older configuration
     ],

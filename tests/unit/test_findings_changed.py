@@ -104,7 +104,7 @@ def test_the_garbage_collector_is_the_cause(tmp_path: Path) -> None:
             file.write(json.dumps({"time_ns": end_ns, "event": "garbage", **facts}) + "\n")
     (shift,) = find_named(folder, "iteration_shift")
     assert "Python's garbage collector takes " in shift.details
-    assert shift.fix == "gc.collect(); gc.freeze()"
+    assert shift.fix == "import gc; gc.collect(); gc.freeze()"
 
 
 def test_a_job_that_was_being_stopped_has_no_dead_rank(tmp_path: Path) -> None:
@@ -224,6 +224,7 @@ def test_swap_that_is_taken_while_ranks_live(tmp_path: Path) -> None:
     change_table(folder, "hosts", use_swap)
     (swapping,) = find_named(folder, "swapping")
     assert swapping.evidence["swapped_bytes"] == 2 << 30
+    assert swapping.advice == "Use less host memory: move the optimizer to NVMe."  # there are no loader workers
 
 
 def test_a_process_that_comes_to_the_gpu_later(tmp_path: Path) -> None:

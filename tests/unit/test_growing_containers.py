@@ -23,6 +23,7 @@ from small_recording import make_identity
 from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.findings.host.growing_containers import find_container
 from zerotop.analysis.findings.support import Process
+from zerotop.analysis.formatting import Text
 from zerotop.analysis.script_terms import SNAPSHOTS
 from zerotop.recording.reader import Recording
 from zerotop_probe.inside.growing_containers import container_finder, reachable_values
@@ -287,6 +288,9 @@ def test_a_look_records_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
     assert meter.errors == 0
 
 
+ADDS = {"added_file": "train.py", "added_line": 42, "added_function": "rank.<locals>.<lambda>"}
+
+
 @pytest.mark.parametrize(
     ("facts", "headline", "details", "fix"),
     [
@@ -294,15 +298,20 @@ def test_a_look_records_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
             {"keeps_graph": True},
             " in 'losses' on ",
             "the list losses in train() (train.py) grew from 90 to 100 entries, tensors with the graph that computed them.",
-            "losses.append(loss.item())",
+            "losses[-1] = losses[-1].item()",
         ),
-        ({"keeps_graph": True, "added_bytes": 30 * MIB}, "'losses'", "", "losses.append(tensor.detach())"),  # no numbers
+        ({"keeps_graph": True, "added_bytes": 30 * MIB}, "'losses'", "", "losses[-1] = losses[-1].detach()"),  # no numbers
+        ({"keeps_graph": True, "entry": "tuple", **ADDS}, "'losses'", "", "train.py:42"),  # what is in it is unknown
         (
             {"scope": "attribute", "owner": "Store"},
             " in 'losses' on ",
             "the list Store.losses (train.py) grew from 90 to 100 entries.",
-            "if step % 1000 == 0: self.losses.clear()",
+            "del self.losses[:-10]",
         ),
+        # what the line calls the object is unknown
+        ({"scope": "attribute", "owner": "Store", **ADDS}, "'losses'", "", ""),
+        ({"kind": "dict"}, "'losses'", "", "while len(losses) > 10: losses.pop(next(iter(losses)))"),
+        ({"kind": "set"}, "'losses'", "", ""),
         (
             {"levels": 1, "scope": "global"},
             " in 'losses' on ",
@@ -355,9 +364,6 @@ def test_the_finding_names_the_container(
     assert (finding.known_ns, finding.evidence) == (before.known_ns, evidence)
 
 
-ADDS = {"added_file": "train.py", "added_line": 42, "added_function": "rank.<locals>.<lambda>"}
-
-
 @pytest.mark.parametrize(
     ("added", "registered", "caller", "is_hook"),
     [
@@ -387,5 +393,5 @@ def test_a_container_that_a_hook_fills(added: dict[str, Any], registered: str, c
     )
     found = find_container(cast(Process, process), 5)
     assert found is not None
-    assert found.fix == ("handle.remove()" if is_hook else "feats.append(tensor.detach())")
+    assert Text(found.fix, found.values) == ("handle.remove()" if is_hook else "feats[-1] = feats[-1].detach()")
     assert ("hook" in found.advice) is is_hook

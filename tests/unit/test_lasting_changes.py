@@ -30,6 +30,7 @@ from zerotop.analysis.findings.pace import (
 from zerotop.analysis.findings.support import detection
 from zerotop.analysis.findings.support.links import drop_superseded
 from zerotop.analysis.formatting import Text
+from zerotop.analysis.script_terms import set_interval
 from zerotop.analysis.stats.wander import find_split, measure_order, refine_split
 from zerotop.recording.steps.step_table import read_steps
 from zerotop_probe.recording import events
@@ -213,6 +214,7 @@ def test_evaluations_that_come_often(tmp_path: Path, period: int, told: bool) ->
     write_parts(tmp_path, [[0.02, 0.04, 0.005, 0.005]] * 500, evaluated=range(60, 500, period))
     found = find(tmp_path, evaluations_often.detect)
     assert [(one.name, one.step) for one in found] == ([("evaluations_often", 60)] if told else [])
+    assert all("steps: that takes at most 5 % of the time." in one.advice and not one.fix for one in found)
 
 
 def test_iterations_that_begin_to_take_turns(tmp_path: Path) -> None:
@@ -251,6 +253,10 @@ def test_frequent_checkpoints_are_counted_on(tmp_path: Path) -> None:
     assert (saves.step, saves.evidence["period"]) == (59, 10)
     assert 22 <= saves.evidence["saves"] <= 24
     assert saves.evidence["pause_s"] == pytest.approx(0.2 * saves.evidence["saves"])
+    # 0.2 s in 10.2 s
+    assert saves.advice.startswith("Save every 200 steps: that takes at most 2 % of the time.")
+    assert saves.fix == ""
+    assert set_interval(events.EngineFacts({"library": "Trainer"}), "save", 200) == 'save_strategy="steps", save_steps=200'
 
 
 @pytest.mark.parametrize(
@@ -274,6 +280,7 @@ def test_the_line_that_saves_is_named_without_samples(
     writer.close()
     (saves,) = find(tmp_path, checkpoint_pause.detect)
     assert (f"train.py:{told}" in saves.headline) is ("saved at" in saves.details) is (told is not None)
+    assert saves.fix == (f"train.py:{told}" if told is not None else "")
 
 
 @pytest.mark.parametrize(("begins", "told"), [((4.25, 9.0), True), ((1.0, 1.005), False)])
@@ -288,6 +295,7 @@ def test_one_long_save_has_the_line_that_began_it(tmp_path: Path, begins: tuple[
     writer.close()
     (pause,) = find(tmp_path, checkpoint_pause.detect)
     assert ("train.py:87" in pause.details) is told
+    assert (pause.advice, pause.fix) == ("", "")  # one save is no reason to save less
 
 
 @pytest.mark.parametrize(("step_s", "count", "told"), [(0.007, 4, "warning"), (0.007, 3, None), (0.07, 5, None)])

@@ -758,6 +758,8 @@ BY_TRAINER = {"library": "Trainer", "micro_batch": 8}
         ),
         ({"kind": "nccl", "requested_bytes": 2**20}, "torch.cuda.empty_cache()"),
         ({"kind": "host", "engine": BY_TRAINER, "outer_phase": "forward"}, "dataloader_num_workers=1"),
+        ({"kind": "host", "engine": LOOP, "outer_phase": "forward", "has_workers": False}, ""),
+        ({"kind": "host", "engine": LOOP, "outer_phase": "forward"}, "num_workers=1"),
         (
             {"kind": "host", "engine": ALL_OFFLOADED},
             '"offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}',

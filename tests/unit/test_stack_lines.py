@@ -97,7 +97,7 @@ def add_stacks(  # noqa: PLR0913
     ("stacks", "place", "line", "fix"),
     [
         ([SLEEP, SLEEP, ITEM], "train.py:88", "train.py:88 in build_batch (calls time.sleep)", "train.py:88"),
-        ([COLLECT], "train.py:60", "train.py:60 in clean (calls gc.collect)", "if step % 1000 == 0: gc.collect()"),
+        ([COLLECT], "train.py:60", "train.py:60 in clean (calls gc.collect)", "train.py:60"),
         (
             [EMPTY],
             "train.py:104",
@@ -282,21 +282,24 @@ def add_pauses(
 
 
 @pytest.mark.parametrize(
-    ("stack", "severities"),
+    ("stack", "severities", "advice"),
     [
-        (SLEEP, [Severity.WARNING]),
-        ((SLEEP[0], "json.dumps"), [Severity.INFO]),  # the job may be meant to
-        (([LOOP], "torch.nn.functional.cross_entropy"), []),  # the training itself
-        (ITEM, []),  # the GPU computes meanwhile
+        (SLEEP, [Severity.WARNING], "Remove the pause at train.py:88, if nothing needs it"),
+        ((SLEEP[0], "print"), [Severity.WARNING], "Print less at train.py:88, or in fewer iterations"),
+        ((SLEEP[0], "copy.deepcopy"), [Severity.WARNING], "Copy at train.py:88 into an object that exists"),
+        ((SLEEP[0], "json.dumps"), [Severity.INFO], ""),  # the job may be meant to
+        (([LOOP], "torch.nn.functional.cross_entropy"), [], ""),  # the training itself
+        (ITEM, [], ""),  # the GPU computes meanwhile
     ],
 )
-def test_a_constant_share(tmp_path: Path, stack: Any, severities: list[Severity]) -> None:
+def test_a_constant_share(tmp_path: Path, stack: Any, severities: list[Severity], advice: str) -> None:
     """In this recording most of an iteration lies between the phases, where the script waits for the GPU."""
     recording = add_pauses(
         recordings.unpack_to_folder("gpu-trainer-gpt2", tmp_path), stack, why="share", samples=20, count=20
     )
     findings = [one for one in detect_findings(recording, recording.end_ns) if one.name == "time_between_phases"]
     assert [one.severity for one in findings] == severities
+    assert all(one.advice.startswith(advice) and bool(one.advice) is bool(one.fix) is bool(advice) for one in findings)
     assert {one.headline for one in findings} <= {"87 % of each 192 ms iteration is spent between the phases: train.py:88"}
     assert all(one.details.startswith("In steps 1 to 3, 167 ms of it are outside data, forward,") for one in findings)
 
@@ -479,7 +482,8 @@ def test_a_pause_at_a_line_that_only_waits(
     assert finding.headline == f"A 100 ms pause every 5 iterations{place}"
     assert cause in finding.details
     assert ("at train.py:60" in finding.details) is not bool(cause)
-    assert ("train.py:60" in f"{finding.advice} {finding.fix}") is not bool(cause)
+    is_told = not cause and finding.severity is Severity.WARNING
+    assert ("train.py:60" in f"{finding.advice} {finding.fix}") is is_told
 
 
 MODULE = ("train.py", 200, "<module>", True)

@@ -26,13 +26,12 @@ _TRAINER_TERMS = {
     "worker_count": ("dataloader_num_workers", "the DataLoader's num_workers"),
     "worker_setting": ("dataloader_num_workers", "num_workers"),
     "fewer_workers": ("fewer dataloader_num_workers", "fewer workers of the DataLoader"),
-    "fewer_workers_fix": ("dataloader_num_workers=1", "DataLoader(dataset, num_workers=1)"),
+    "fewer_workers_fix": ("dataloader_num_workers=1", "num_workers=1"),
     "grouping_fix": (
         'train_sampling_strategy="group_by_length"  # transformers 4: group_by_length=True',
-        "DataLoader(dataset, batch_size, sampler=LengthGroupedSampler(batch_size, dataset))  # of transformers",
+        # any other sampler of this kind gives each rank all samples
+        "sampler=transformers.trainer_pt_utils.DistributedLengthGroupedSampler(batch_size, dataset)",
     ),
-    "saving_fix": ("save_only_model=True", "if step % 1000 == 0:"),
-    "saving": ("save_steps", "checkpoints"),
     "saving_limits": ("Trainer's save_steps limits", "Frequent checkpoints limit"),
     "eval_outputs": ("Collect no logits on the GPU in the evaluation.", _EVALUATE_WITHOUT),
     "eval_outputs_fix": ("prediction_loss_only=True", "with torch.no_grad():"),
@@ -42,12 +41,12 @@ _TRAINER_TERMS = {
     ),
     "graphs_fix": ('torch_compile_mode="reduce-overhead"', 'model = torch.compile(model, mode="reduce-overhead")'),
     "clipping_fix": ("max_grad_norm=1.0", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),
-    "eval_tensors_fix": ("eval_accumulation_steps=1", "outputs = outputs.detach().cpu()"),
+    "eval_tensors_fix": ("eval_accumulation_steps=1", ".detach().cpu()"),
 }
 PROFILE = "p = torch.profiler.profile(); p.start()  # some steps later: p.stop(); print(p.key_averages().table())"
 """Lines for a training script that print where the time of some steps goes."""
 SNAPSHOTS = (
-    "tracemalloc.start(); s = tracemalloc.take_snapshot()  # some steps later: "
+    "import tracemalloc; tracemalloc.start(); s = tracemalloc.take_snapshot()  # some steps later: "
     'print(max(tracemalloc.take_snapshot().compare_to(s, "lineno"), key=lambda one: one.size_diff))'
 )
 """Lines for a training script that print where Python allocates most of what it keeps. They see no tensors of PyTorch."""
@@ -77,12 +76,17 @@ def read_terms(engine: EngineFacts) -> dict[str, str]:
 
 
 def set_accumulation(engine: EngineFacts, micro_steps: int) -> str:
-    """Return the line with which the script of an ``engine`` event makes so many micro-steps in a step."""
+    """Return the setting for so many micro-steps in a step; "" in a hand-written loop, whose names are unknown."""
     if engine.library == TRAINER:
         return f"gradient_accumulation_steps={micro_steps}"
     if engine.kind == LOOP:
-        return f"if (micro_step + 1) % {micro_steps} == 0: optimizer.step()"
+        return ""
     return f'"gradient_accumulation_steps": {micro_steps}'
+
+
+def set_interval(engine: EngineFacts, name: str, steps: int) -> str:
+    """Return the setting to ``save`` or ``eval`` after so many steps; "" where a script does so by itself."""
+    return f'{name}_strategy="steps", {name}_steps={steps}' if engine.library == TRAINER else ""
 
 
 def _name_batch(engine: EngineFacts, *, is_loop: bool, by_hand: bool) -> dict[str, str]:
@@ -107,12 +111,18 @@ def _name_batch(engine: EngineFacts, *, is_loop: bool, by_hand: bool) -> dict[st
 
 
 def _double_batch(engine: EngineFacts, *, is_loop: bool, by_hand: bool) -> str:
-    """Return the setting for twice as many rows in a micro-batch; "" in a hand-written loop, whose names are unknown."""
-    rows, whole = 2 * (engine.micro_batch or 0), 2 * (engine.train_batch or 0)
+    """Return settings for twice as many rows in a micro-batch; "" in a hand-written loop, whose names are unknown.
+
+    Where an even number of micro-batches is accumulated, the batch stays as large.
+    """
+    rows, whole = 2 * (engine.micro_batch or 0), engine.train_batch or 0
+    accumulated, is_odd = divmod(engine.gradient_accumulation or 1, 2)
     if not by_hand:
-        return f"per_device_train_batch_size={rows}"
+        fewer = "" if is_odd else f", gradient_accumulation_steps={accumulated}"
+        return f"per_device_train_batch_size={rows}{fewer}"
     # DeepSpeed refuses a configuration whose train_batch_size, if it has one, does not fit.
-    return "" if is_loop else f'"train_micro_batch_size_per_gpu": {rows}, "train_batch_size": {whole}' if whole else ""
+    rest = f'"train_batch_size": {2 * whole}' if is_odd else f'"gradient_accumulation_steps": {accumulated}'
+    return "" if is_loop or not whole else f'"train_micro_batch_size_per_gpu": {rows}, {rest}'
 
 
 def _name_host_memory(engine: EngineFacts, terms: Mapping[str, str]) -> dict[str, str]:

@@ -132,5 +132,7 @@ def advise_on_host(case: OomCase) -> Advice:
         return Advice(text, _OFFLOAD_PARAMETERS, f'"offload_param": {_NVME}')
     if case.outer_phase in ("init", "") and not case.has_begun and case.engine.kind != LOOP:
         return _ZERO_INIT
+    if not case.has_workers:
+        return Advice("Give the job more host memory, or let it keep less there.", "", "")
     text = f"Give the job more host memory, or lower {read_terms(case.engine)['worker_count']}."
     return Advice(text, "num_workers", read_terms(case.engine)["fewer_workers_fix"])

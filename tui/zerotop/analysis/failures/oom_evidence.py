@@ -81,6 +81,7 @@ class OomCase(MemoryFigures):
     host_used_bytes: int | None = None
     pinned_spare_bytes: int = 0  # of host memory, by the rounding of pinned requests
     kill_count: int = 0  # processes, by the kernel
+    has_workers: bool = True  # the rank has started workers of a data loader, or that is unknown
     has_begun: bool = False  # the rank has ended a phase other than its init
     torch: str = ""
     settings: AllocatorSettings | None = None

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from zerotop.analysis.code_line import read_line
 from zerotop.analysis.failures import last_moments
 from zerotop.analysis.failures.evaluation_memory import EvaluationGrowth, measure_growth
@@ -35,6 +37,7 @@ from zerotop.recording.moments.host_memory import HostMemory
 from zerotop.recording.moments.process_exits import ProcessExit, count_oom_kills, find_first_exit, read_exits
 from zerotop.recording.moments.rank_records import add_library
 from zerotop.recording.output.tail import read_output_tail
+from zerotop.recording.samples import read_column
 from zerotop_probe.recording import events
 from zerotop_probe.recording.event_values import CREEP, EVALUATION
 
@@ -263,6 +266,7 @@ def _build_case(found: _Found) -> OomCase:
         host_used_bytes=host.used_bytes if host is not None else None,
         pinned_spare_bytes=sum(ledger.sum_bytes(PINNED_SPARE) for ledger in read_host_ledgers(at)),
         kill_count=job_exit.oom_kills if job_exit is not None and kind == KILLED else 0,
+        has_workers=process is None or _has_workers(at, process),
         has_begun=any(span.phase != "init" for span in scene.spans),
         torch=hello[-1].torch or "" if hello else "",
         settings=read_settings(hello[-1]) if hello else None,
@@ -272,6 +276,12 @@ def _build_case(found: _Found) -> OomCase:
         graphs=_find_graphs(scene),
         changes=_describe_changes(at, process) if process is not None else "",
     )
+
+
+def _has_workers(at: At, process: RankProcess) -> bool:
+    samples = at.records("processes", process.host, "pid", process.pid).read_window(0, at.cursor_ns)
+    counts = read_column(samples.rows, "loader_workers") if len(samples) else np.empty(0)
+    return bool(counts.max(initial=0) > 0 or counts.max(initial=-1) < 0)
 
 
 def _find_leak(at: At, process: RankProcess) -> LeakEvidence | None:

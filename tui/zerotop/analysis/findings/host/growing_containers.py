@@ -12,8 +12,15 @@ from zerotop.analysis.steps.training_changes import list_changes
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
 
-_DETACH = "Keep only detached tensors in {name}, without the graph that computed them."
+_DETACH = "Keep only detached tensors in {name}, without the graph that computed them[, by this line after {after}]."
+_KEEP_NUMBERS = "Keep numbers in {name}, not tensors[, by this line after {after}]."
 _KEEP_LESS = "Keep less in {name}, or clear it now and then."
+_KEEP_LAST = (
+    "Keep less in {name}; or only its last {kept_entries:,.0f} entries, if nothing needs older ones[: after {after}]."
+)
+# Lines that remove all but the last entries of a variable, by its type.
+_REMOVALS = {"list": "del {0}[:-{1}]", "deque": "while len({0}) > {1}: {0}.popleft()"}
+_REMOVALS |= dict.fromkeys(("dict", "OrderedDict", "defaultdict"), "while len({0}) > {1}: {0}.pop(next(iter({0})))")
 _UNHOOK = (
     "Keep the handle of the hook that {added} belongs to, and call its remove() after use: while it is registered, it adds"
     " to {name} in each pass."
@@ -88,8 +95,8 @@ def _read_container(process: Process, found: events.GrowingContainers) -> Growin
         return None
     name, keeps_graph, is_hook = largest.name, bool(largest.keeps_graph), _is_added_by_hook(process, largest, found.unix_ns)
     limit = largest.limit
-    is_list = largest.kind == "list" and not largest.levels
-    prefix = "self." if largest.scope == "attribute" else ""
+    variable, last = _name_variable(largest), 10 ** (len(f"{largest.length - largest.added or largest.length}") - 1)
+    holds_tensors = bool(variable) and largest.kind == "list" and largest.entry == "Tensor"
     values = {
         "from_step": found.first_step,
         "to_step": found.last_step,
@@ -102,25 +109,32 @@ def _read_container(process: Process, found: events.GrowingContainers) -> Growin
         "hook": ", in a hook" if is_hook else "",
         "defined": line if limit is not None else None,
         "limit": limit,
+        "kept_entries": last,
     }
     each = (largest.added_bytes or 0) / max(1, largest.added)
     holds_growth = (largest.added_bytes or 0) >= _NOTABLE * (found.grown_bytes or 0)
-    advice, fix = _KEEP_LESS, ""
+    advice, fix = _KEEP_LESS, ""  # code has brackets, as templates have
     if limit is not None:
         advice = "Keep fewer results in the cache of {name}: a maxsize below {limit:.0f}."
         fix = f"@functools.lru_cache(maxsize={limit // 2})"
     elif is_hook:
         advice, fix = _UNHOOK, "handle.remove()"
-    elif keeps_graph and _holds_numbers(largest):
-        advice = "Keep numbers in {name}, not tensors."
-        fix = f"{prefix}{name}.append(loss.item())" if is_list else ""
     elif keeps_graph:
-        advice = f"{_DETACH} {_KEEP_LESS}" if found.grown_bytes and holds_growth else _DETACH
-        fix = f"{prefix}{name}.append(tensor.detach())" if is_list else "tensor.detach()"
-    elif not largest.levels:
-        fix = f"if step % 1000 == 0: {prefix}{name}.clear()"
+        advice, method = (_KEEP_NUMBERS, "item") if _holds_numbers(largest) else (_DETACH, "detach")
+        advice = f"{advice} {_KEEP_LESS}" if method == "detach" and found.grown_bytes and holds_growth else advice
+        fix = f"{variable}[-1] = {variable}[-1].{method}()" if holds_tensors else line or ""
+    elif variable and largest.kind in _REMOVALS:
+        advice, fix = _KEEP_LAST, _REMOVALS[largest.kind].format(variable, last)
     rest = max(0, limit - largest.length) * each if limit is not None else None
-    return GrowingContainer(name, advice, keeps_graph or holds_growth, fix, rest, values)
+    values |= {"keeping": fix or None, "after": line if fix != line else None}
+    return GrowingContainer(name, advice, keeps_graph or holds_growth, "[{keeping}]", rest, values)
+
+
+def _name_variable(container: events.GrownContainer) -> str:
+    """Return the container as the line that adds to it can write it; "" where that is unknown, or it has no name itself."""
+    if container.levels or container.scope != "attribute":
+        return "" if container.levels else container.name
+    return f"self.{container.name}" if (container.added_function or ".").startswith((f"{container.owner}.", ".")) else ""
 
 
 def _holds_numbers(container: events.GrownContainer) -> bool:

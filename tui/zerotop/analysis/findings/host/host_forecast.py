@@ -16,6 +16,7 @@ import numpy as np
 from zerotop.analysis.findings.host.growing_containers import GrowingContainer, find_container
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_node
 from zerotop.analysis.findings.support.gpu_use import name_process
+from zerotop.analysis.findings.support.host_load import name_savings
 from zerotop.analysis.findings.support.links import Kinds, is_simultaneous, took_half_of_room
 from zerotop.analysis.formatting import MIB, format_ranks, join_words
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
@@ -37,7 +38,7 @@ _KIND = FindingKind(
         " {shared_bytes:bytes} are shared memory][, {pinned_bytes:bytes} pinned].[ Files in memory (/dev/shm, memfd) grew by"
         " {file_bytes:bytes}.][ DataLoader workers grew by {worker_bytes:bytes}.][ That is near step {last_step:.0f}.]"
     ),
-    advice="Save a checkpoint before then, and use less host memory: {less_host_memory}.",
+    advice="Save a checkpoint before then[, and use less host memory: {less_host_memory}].",
     fix="{less_host_memory_fix}",
     explained_by=(Kinds(took_half_of_room, "host_growth"), Kinds(is_simultaneous, "host_growth", "loader_growth")),
 )
@@ -256,6 +257,7 @@ def _build_finding(
     }
     limit_name = _name_limit(row, host) if told.ray is None else "Ray's limit"
     values: dict[str, Any] = {"limit_name": limit_name, "when": describe_wait(forecast)}
+    values |= name_savings(group.processes_on(host), now_ns)
     if growth is not None:
         kind = kind.with_changes(headline=_RAY_HEADLINE) if told.ray is not None else kind
         more, container = _describe_growth(group, growth, forecast, now_ns)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_node
+from zerotop.analysis.findings.support.host_load import name_savings
 from zerotop.analysis.findings.support.links import Kinds, begins_before
 from zerotop.analysis.findings.support.steps.runs import find_run_begins
 from zerotop.analysis.formatting import MIB
@@ -23,7 +24,7 @@ _SHORT = FindingKind(
     confidence=0.9,
     headline="Host memory is {share:percent} full: the kernel may soon kill a rank",
     details="{used_bytes:bytes} of {limit_name} of {limit_bytes:bytes} are in use, {ranks_bytes:bytes} by the ranks.",
-    advice="Use less host memory: {less_host_memory}.",
+    advice="[Use less host memory: {less_host_memory}.]",
     fix="{less_host_memory_fix}",
     explained_by=(Kinds(begins_before, "host_growth", "loader_growth"),),
 )
@@ -33,7 +34,7 @@ _SWAPPING = FindingKind(
     host_bytes="swapped_bytes",
     headline="{swapped_bytes:bytes} of host memory moved to swap since the ranks started",
     details="Access to memory in {host}'s swap is slow.",
-    advice="Use less host memory: {less_host_memory}.",
+    advice="[Use less host memory: {less_host_memory}.]",
     fix="{less_host_memory_fix}",
     lasts=True,
     explained_by=(Kinds(begins_before, "host_memory_short", "host_growth", "loader_growth"),),
@@ -82,6 +83,7 @@ def _check_full(group: Group, host: str, samples: Samples) -> Finding | None:
         ranks=group.ranks_on(host),
         limit_name="the control group's limit" if is_confined[at] else f"{host}'s memory",
         share=used[at] / limits[at],
+        **name_savings(group.processes_on(host), int(times[at])),
     )
 
 
@@ -94,8 +96,8 @@ def _check_swap(window: SearchWindow[Group], samples: Samples) -> Finding | None
     if not len(over):
         return None
     time_ns, evidence = int(samples.times[over[0]]), {"swapped_bytes": swapped[over[0]] - lowest[over[0]]}
-    ranks = window.subject.ranks_on(window.host)
-    return _SWAPPING.at(window.subject, time_ns, time_ns, evidence, ranks=ranks, host=window.host)
+    ranks, savings = window.subject.ranks_on(window.host), name_savings(window.subject.processes_on(window.host), time_ns)
+    return _SWAPPING.at(window.subject, time_ns, time_ns, evidence, ranks=ranks, host=window.host, **savings)
 
 
 def _sum_rank_bytes(group: Group, host: str, times: Ints) -> Ints:

@@ -25,8 +25,8 @@ _CYCLES = FindingKind(
         "Rank {rank}'s allocated memory fell {falls} times, about every {distance} steps, and each time Python's collector"
         " ran: by {freed_bytes:bytes}, which objects that refer to each other had kept."
     ),
-    advice="Break the cycle: look for an object that keeps itself, as by a closure. Or collect every few steps.",
-    fix="if step % {every} == 0: gc.collect()",
+    advice="Break the cycle: look for an object that keeps itself, as by a closure. Or collect every {every} steps.",
+    fix="import gc; gc.collect()",
 )
 # Rises before a fall, in at least so many steps, of which the largest is at most this part; and the part of the rise that
 # the fall gives back.

@@ -24,8 +24,8 @@ _KIND = FindingKind(
 )
 _EXPANDABLE = _KIND.with_changes(
     details=_KIND.details.replace("are off", "are on"),
-    advice="Pad batches to one sequence length, so that freed blocks fit again.",
-    fix='tokenizer(..., padding="max_length", truncation=True, max_length=512)',
+    advice="Pad batches to one size, so that freed blocks fit again.",
+    fix="",
 )
 # Worth a finding: this reserved share of the device.
 NEARLY_FULL_SHARE = 0.80

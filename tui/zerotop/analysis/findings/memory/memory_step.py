@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
-from zerotop.analysis.findings.support.causes.batch_causes import has_more_forwards, name_owner, read_forwards
+from zerotop.analysis.findings.support.causes.batch_causes import LENGTH, ROWS, has_more_forwards, name_owner, read_forwards
 from zerotop.analysis.findings.support.gpu_use import measure_free_bytes
 from zerotop.analysis.findings.support.links import Kinds, grew_with_leak, took_more_for_growth
 from zerotop.analysis.findings.support.memory import peak_rises
@@ -40,10 +40,8 @@ _KIND = FindingKind(
     advice="See what stays allocated: trace a step with the microscope (x on the Memory screen).",
     superseded_by=(Kinds(grew_with_leak, "memory_creep"), Kinds(took_more_for_growth, "batch_growth")),
 )
-_ROWS = _KIND.with_changes(confidence=0.9, advice="Keep the batch size of the steps before.", fix="{batch_size_fix}")
-_LENGTH = _KIND.with_changes(
-    confidence=0.9, advice="Cap the length of sequences, or group samples of similar length.", fix="{grouping_fix}"
-)
+_ROWS = _KIND.with_changes(confidence=0.9, advice=ROWS[0], fix=ROWS[1])
+_LENGTH = _KIND.with_changes(confidence=0.9, advice=LENGTH[0])
 _FORWARDS = _KIND.with_changes(confidence=0.85, advice="See which code calls the model more often in each step.")
 _LARGER = _KIND.with_changes(
     confidence=0.7, advice="Cap the size of the inputs: the length of sequences, or the crop of images.", fix=""

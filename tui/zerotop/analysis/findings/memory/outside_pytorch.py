@@ -26,11 +26,11 @@ _ELSEWHERE = FindingKind(
         "[; only {line} loads a file without saying where to]."
     ),
     advice="Choose the GPU before anything else uses CUDA, and load files onto it, or onto the CPU.",
-    fix='torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))',
+    fix='import os; torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))',
 )
 _LOADING = _ELSEWHERE.with_changes(
     advice="Load onto the CPU first: without map_location a file goes to the GPU that it was saved from.",
-    fix='torch.load(..., map_location="cpu")',
+    fix='map_location="cpu"',
 )
 _LEAST_BYTES = 100 * MIB
 _OUTSIDE = FindingKind(

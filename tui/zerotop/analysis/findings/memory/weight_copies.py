@@ -29,7 +29,7 @@ _HELD = _KIND.with_changes(
         " was loaded, an average of the weights, and a script's own states of an optimizer look alike."
     ),
     advice="If {name} is there only to copy its weights into the model, load it onto the CPU, and del it after that.",
-    fix='torch.load(path, map_location="cpu")',
+    fix='map_location="cpu"',
 )
 # Copies that are worth a finding: this part of what is allocated after the first update.
 _NOTABLE_SHARE = 0.25

@@ -13,7 +13,9 @@ from zerotop.analysis.findings.support import Finding, FindingKind, Group, Proce
 from zerotop.analysis.findings.support.lines.line_findings import line_values
 from zerotop.analysis.findings.support.lines.stack_lines import Delay, StackLine, await_line
 from zerotop.analysis.findings.support.links import Kinds, is_counted
+from zerotop.analysis.findings.support.steps.lost_time import count_rarer_steps
 from zerotop.analysis.findings.support.thresholds import SPIKE_SIMILAR_SHARE
+from zerotop.analysis.script_terms import set_interval
 from zerotop.recording.samples import Ints, Rows
 from zerotop_probe.recording.events import CheckpointLine
 
@@ -24,15 +26,20 @@ _KIND = FindingKind(
     lost_once="pause_s",
     headline="A checkpoint stopped training for {pause_s:seconds}, as long as {iterations:.0f} iterations",
     details="It was saved after step {step}[ at {line}]; an iteration takes {iteration_s:seconds}.",
-    advice="Save less often, or without the optimizer's state if training will not be resumed.",
-    fix="{saving_fix}",
     superseded_by=(Kinds(is_counted, "steps_in_turn"),),
 )
 _OFTEN = _KIND.with_changes(
     severity=Severity.WARNING,
     headline="From step {step} on, checkpoints take {share:percent} of the time[: {place}]",
     details="{saves:count checkpoint} since step {step}, one after {every}, took {pause_s:seconds}[, saved at {line}].",
+    advice=(
+        "Save every {rarer:,.0f} steps: that takes at most {rare:percent} of the time. Or save without the optimizer's"
+        " state, if training will not be resumed."
+    ),
+    fix="[{saving}]",
 )
+# The share of the time that checkpoints may take.
+_RARE_SHARE = 0.02
 # Checkpoints are too frequent if this many in a row take this share of the time, or fewer far more of it.
 OFTEN_SAVES, OFTEN_SHARE = 8, 0.10
 FEW_SAVES, FEW_SHARE = 4, 0.30
@@ -69,6 +76,11 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
         period = round(evidence.get("period", 1))
         line = found.line or _find_saving_line(delay, is_one=kind is _KIND)
         values = line_values(line) | {"every": f"each {period} steps" if period > 1 else "each step"}
+        values |= {
+            "rare": _RARE_SHARE,
+            "rarer": (rarer := count_rarer_steps(period, evidence.get("share", 0.0), _RARE_SHARE)),
+        }
+        values["saving"] = set_interval(window.subject.engine, "save", rarer) or values["location"]
         times = delay.begin_ns, delay.end_ns
         yield kind.at(window.subject, *times, evidence, known_ns=found.known_ns, step=step, **values)
 

@@ -32,8 +32,8 @@ KIND = FindingKind(
         "From step {step} on, {data_s:seconds} on {waiting:ranks} (steps {first_step} to {last_step})[, {most} of it at"
         " {line}][; {workers}]."
     ),
-    advice="Raise {worker_count}, or tokenize before training with Dataset.map(...).",
-    fix="{worker_setting}",
+    advice="Raise {worker_count}, or prepare the data once, before the training.",
+    fix="[{location}]",
 )
 
 # If the other ranks have their data, and wait for this one.

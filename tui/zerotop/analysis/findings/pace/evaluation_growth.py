@@ -23,7 +23,6 @@ _KIND = FindingKind(
         " {line}]. Iterations took {iteration_s:seconds} throughout."
     ),
     advice="Clear what evaluations collect, such as outputs and metrics: each one may go through those of all earlier ones.",
-    fix="outputs.clear()",
 )
 # Evaluations that show growth, the share of their pairs in which the later one took longer, and how much longer the last
 # took than the first, in seconds, and as a factor: also beyond what iterations became slower by.

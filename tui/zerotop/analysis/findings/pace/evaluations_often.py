@@ -12,6 +12,8 @@ from zerotop.analysis.findings.support import Finding, FindingKind, Group, Proce
 from zerotop.analysis.findings.support.lines.line_findings import line_values
 from zerotop.analysis.findings.support.lines.stack_lines import Delay, await_line
 from zerotop.analysis.findings.support.links import Kinds, is_simultaneous
+from zerotop.analysis.findings.support.steps.lost_time import count_rarer_steps
+from zerotop.analysis.script_terms import set_interval
 from zerotop.recording.samples import Rows
 
 _KIND = FindingKind(
@@ -22,9 +24,12 @@ _KIND = FindingKind(
         "{evaluations:count evaluation} since step {step} took {total_s:seconds}[, mostly at {line}][; before, there was one"
         " each {earlier:.0f} steps]. Iterations take {iteration_s:seconds}."
     ),
-    advice="Evaluate less often, or on fewer batches.",
+    advice="Evaluate every {rarer:,.0f} steps: that takes at most {rare:percent} of the time. Or evaluate on fewer batches.",
+    fix="[{setting}]",
     superseded_by=(Kinds(is_simultaneous, "evaluation_growth"),),
 )
+# The share of the time that evaluations may take.
+_RARE_SHARE = 0.05
 # Evaluations that show it, and their share of the time; where they came half as often before, less is enough.
 _FEWEST, _LEAST_SHARE, _MORE_OFTEN_SHARE, _MORE_OFTEN_TIMES = 6, 0.15, 0.08, 2.0
 
@@ -42,7 +47,9 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report the first such evaluations of each attempt, and again with each doubling of their number."""
     for often, found in window.await_each(_find_often(window), lambda often: await_line(often.delay)):
         values, share = line_values(found.line), often.evidence["share"] or 0.0
-        values["earlier"] = often.evidence.get("earlier")
+        rarer = count_rarer_steps(often.evidence["period"] or 1.0, share, _RARE_SHARE)
+        values |= {"rare": _RARE_SHARE, "rarer": rarer, "earlier": often.evidence.get("earlier")}
+        values["setting"] = set_interval(window.subject.engine, "eval", rarer) or None
         yield _KIND.at_steps(window.subject, often.rows, often.evidence, known_ns=found.known_ns, cost=share, **values)
 
 

@@ -52,6 +52,7 @@ _KIND = FindingKind(
         Kinds(is_by_growth, "batch_growth"),
     ),
 )
+_GROWING_LINE = "See whether {location} goes through all that was kept so far, or runs more and more often in each step."
 # Advice and fix by the phase that takes longer.
 _BY_PHASE = {
     "data_s": ("Check what the dataset keeps or reads again and again.", "py-spy dump --pid {pid}"),
@@ -277,6 +278,7 @@ def _build_finding(told: _Told) -> Finding:
     is_named = line is not None and line_findings.is_cause(line, drift.find_delay())
     if line is not None and is_named:
         kind = line_findings.name_line(kind.with_changes(confidence=0.9), line, in_headline=False)
+        kind = kind if line.known_call is not None else kind.with_changes(advice=_GROWING_LINE)
     line = None if line_findings.is_wait(line) and not is_named else line
     is_known = is_named or cause is not None or stack_lines.has_moved(drift.find_delay(), found.known_ns)
     unexplained = None if is_known else "no cause was found"

@@ -65,7 +65,6 @@ _LOADING = _KIND.with_changes(
         " {iteration_s:seconds}."
     ),
     advice="See what those iterations read that the others do not. Workers that load ahead hide it.",
-    fix="{worker_setting}",
 )
 _STARTING = _LOADING.with_changes(
     advice="A new DataLoader starts new workers: create it once, and let it keep them.",
@@ -222,7 +221,7 @@ def _measure_pauses(
         text = cause.text[0].upper() + cause.text[1:]
         values |= {"place": cause.place, "cause": text, "advised": cause.advice[0], "fixed": cause.advice[1]}
     elif line is not None and line.known_call is None and _is_as_ever(process, rows, period, evidence["pause_s"]):
-        kind = kind.with_changes(severity=Severity.INFO)
+        kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
     return kind.at_steps(process, rows, evidence, known_ns=known_ns, cost=share, concerned=concerned, **values)
 
 

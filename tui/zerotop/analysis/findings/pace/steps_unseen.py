@@ -61,7 +61,7 @@ _GROWING = _LONGER.with_changes(
         "See why the loop no longer calls the optimizer's step(), and detach what it carries from pass to pass: a graph that"
         " is kept grows with each."
     ),
-    fix="state = state.detach()",
+    fix="",
 )
 _MEASURED = "Still measured: the use and memory of GPUs by NVML, processes, threads and output."
 # Time without steps before it is worth a word (ns), and in iterations; the share of it in which the GPU must have worked.

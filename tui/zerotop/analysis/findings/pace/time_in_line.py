@@ -176,7 +176,10 @@ def _check_whole_training(group: Group, event: Stacks) -> Iterator[Finding]:
     if use >= _BUSY_SHARE or not _is_news(group, line, known_ns):
         return
     values = {"cost": cost, "last_step": int(rows["step"][-1]), **line_values(line)}
-    yield name_line(kind, line).at_steps(group, rows[1:], evidence, known_ns=known_ns, **values)
+    named = name_line(kind, line)
+    if kind is _OWN and line.known_call is None:
+        named = named.with_changes(advice="", fix="")
+    yield named.at_steps(group, rows[1:], evidence, known_ns=known_ns, **values)
 
 
 def _are_replays(process: Process, rows: Rows) -> bool:

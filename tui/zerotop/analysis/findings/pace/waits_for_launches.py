@@ -399,7 +399,9 @@ def _advise(group: Group, pace: _Pace, line: CodeLine | None, *, has_room: bool)
         used = f"{{held:bytes}} of {{room:bytes}} were reserved up to step {read_step}"
         setting = terms["larger_batch_fix"] if rows == engine.micro_batch else ""
         more = f"raise {terms['batch_size']}, now {rows}" if setting else f"train on more than {rows} rows at once"
-        helps.append(f"{more}, for which there is room ({used})")
+        is_kept = known["micro_steps"][-1] % 2 == 0  # pairs of micro-batches become one
+        of_step = "and half the accumulation" if is_kept else "which may need another learning rate"
+        helps.append(f"{more}, {of_step}: there is room for it ({used})")
         fix = fix or setting
     helps.append(f"use fewer, larger operations{' at {location}' if line is not None else ''}")
     sentence = "; or ".join(helps)

@@ -49,7 +49,7 @@ _DATA = _KIND.with_changes(
         "its own work between the phases {takes} that much longer", "it {waits} that much longer for data"
     ),
     advice="Give each rank the same amount of data, of similar length, and workers that load it ahead.",
-    fix="{worker_setting}",
+    fix="",
 )
 
 

@@ -130,6 +130,15 @@ def count_workers(processes: Sequence[Process], begin_ns: int, end_ns: int) -> i
     return sum(max(0, int(np.nan_to_num(count, nan=-1).max())) for count in counts if len(count))
 
 
+def name_savings(processes: Sequence[Process], until_ns: int) -> dict[str, Any]:
+    """Return values for templates in place of the script's terms for less host memory, where no rank has loader workers."""
+    if not processes or count_workers(processes, processes[0].source.created_ns, until_ns):
+        return {}
+    if processes[0].engine.offload_optimizer == "cpu":
+        return {"less_host_memory": "move the optimizer to NVMe"}
+    return {"less_host_memory": "run fewer ranks on a node" if len(processes) > 1 else None, "less_host_memory_fix": ""}
+
+
 def measure_worker_cores(processes: Sequence[Process], begin_ns: int, end_ns: int) -> float:
     """Return the cores that DataLoader workers of ranks used in a time window, as far as that was sampled."""
     samples = [one.host_samples.read_window(begin_ns, end_ns).rows for one in processes]

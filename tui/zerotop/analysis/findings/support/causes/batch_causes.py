@@ -18,13 +18,16 @@ from zerotop.analysis.stats.wander import measure_order
 from zerotop_probe.recording.events import EngineFacts
 from zerotop_probe.recording.tables import EVAL
 
-_GROUPS: step_change.Advice = ("Group samples of similar length, so that batches take similar time.", "{grouping_fix}")
-_LENGTH: step_change.Advice = (
+_GROUPS: step_change.Advice = (
+    "Group samples of similar length: all ranks' batches then take similar time.",
+    "{grouping_fix}",
+)
+LENGTH: step_change.Advice = (
     "If sequences are not meant to be longer, cut them as in the steps before.",
     "truncation=True, max_length={length}",
 )
-_ROWS: step_change.Advice = ("Keep the batch size of the steps before.", "{batch_size_fix}")
-_MICRO_STEPS = "Accumulate over as many micro-batches as in the steps before."
+ROWS: step_change.Advice = ("If steps are not meant to have more rows, keep the batch size of before.", "{batch_size_fix}")
+_MICRO_STEPS = "If steps are not meant to have more micro-batches, accumulate over as many as before."
 _FORWARDS = "See which code calls the model more often in each step."
 # A micro-batch, or the batch of a forward, counts as unchanged if its rows change by less.
 _SAME_SHARE = 0.1
@@ -47,7 +50,7 @@ def check_batch(change: step_change.StepChange) -> step_change.Cause | None:
     """Return the cause that the batch size changed: in tokens if the model takes tokens, else in rows."""
     is_one, begin = len(change.group.processes) == 1, int(change.before["step"][-1])
     owner = "" if is_one else f"{name_owner(change.group, begin, change.step, change.latest_ns)} "
-    cause = _compare_batches(change, change.process, _widen_parts(change), owner, _LENGTH)
+    cause = _compare_batches(change, change.process, _widen_parts(change), owner, LENGTH)
     if cause is not None and cause.advice != _FORWARDS:
         growth = read_growth(change.process, change.latest_ns)
         if growth.is_planned and growth.has_level(*_widen_steps(change)):
@@ -149,7 +152,7 @@ def _compare_batches(
         return name_forward(change, step_change.Cause(text, _FORWARDS, "", 0.85, is_expected=is_expected))
     if rows is not None and abs(np.log(rows[1] / rows[0])) > abs(larger) / 2:
         text = f"{owner}steps have {format_count(round(rows[1]), 'row')} instead of {rows[0]:.0f}"
-        return step_change.Cause(text, *_ROWS, 0.9, is_expected=is_expected)
+        return step_change.Cause(text, *ROWS, 0.9, is_expected=is_expected)
     text = f"{owner}batches have {growth[1]:.0f} tokens instead of {growth[0]:.0f}"
     lengths = parts[0]["tokens"] / np.maximum(1, parts[0]["rows"])
     fix = advice[1].replace("{length}", f"{np.ceil(lengths.max()):.0f}")
@@ -252,9 +255,7 @@ def find_batch_step(change: step_change.StepChange, cause: step_change.Cause) ->
     """Return the step at which the batch size changed, if that is the cause; None if sizes vary or grow."""
     process = cause.culprit or change.process
     parts = change.phased if process is change.process else change.read_phased(process)
-    if cause.advice not in (_LENGTH[0], _GROUPS[0], _ROWS[0], _MICRO_STEPS, _FORWARDS) or not all(
-        len(part) for part in parts
-    ):
+    if cause.advice not in (LENGTH[0], _GROUPS[0], ROWS[0], _MICRO_STEPS, _FORWARDS) or not all(len(part) for part in parts):
         return None
     rows = process.phased_steps_until(change.latest_ns)
     rows = rows[step_change.match_steps(rows, np.concatenate([change.before, change.after]))]

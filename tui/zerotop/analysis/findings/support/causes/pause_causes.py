@@ -12,7 +12,7 @@ from zerotop.analysis.formatting import format_seconds
 
 COLLECTOR: Advice = (
     "Call gc.freeze() once model and data are loaded: the collector then visits only objects that were made later.",
-    "gc.collect(); gc.freeze()",
+    "import gc; gc.collect(); gc.freeze()",
 )
 # The part of a pause that one wait for Python's lock must take, and the part of all pauses of the collector's time.
 _WAIT_SHARE, _COLLECTED_SHARE = 1 / 2, 1 / 2

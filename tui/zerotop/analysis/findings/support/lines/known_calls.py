@@ -54,11 +54,10 @@ _COLLECTIVE = KnownCall(
 
 _CALLS = (
     COMPILE,
-    KnownCall(("time.sleep",), "Remove the pause at {location}, or wait in another thread."),
+    KnownCall(("time.sleep",), "Remove the pause at {location}, if nothing needs it: training stands still meanwhile."),
     KnownCall(
         ("gc.collect",),
         "Call gc.collect() at {location} rarely or not at all: it looks at every object, and Python collects by itself.",
-        "if step % 1000 == 0: gc.collect()",
     ),
     KnownCall(
         ("torch.cuda.graph.__enter__", "torch.cuda.make_graphed_callables"),
@@ -74,27 +73,12 @@ _CALLS = (
     ),
     KnownCall(
         (
-            *(
-                "item",
-                "cpu",
-                "cuda",
-                "to",
-                "tolist",
-                "numpy",
-                "nonzero",
-                "float",
-                "bool",
-                "synchronize",
-                "wait",
-                "copy_",
-                "masked_select",
-            ),
+            *("item", "cpu", "cuda", "to", "tolist", "numpy", "nonzero", "float", "bool", "synchronize", "wait", "copy_"),
             *("torch.cuda.synchronize", "torch._C._cuda_synchronize", "torch.cuda.Event.synchronize"),
-            *("torch.cuda.Stream.synchronize", "_local_scalar_dense", "is_nonzero", "unique"),
+            *("torch.cuda.Stream.synchronize", "_local_scalar_dense", "is_nonzero", "unique", "masked_select"),
             *("math.exp", "math.isfinite", "math.isinf", "math.isnan", "math.log", "math.sqrt"),  # long only of a tensor
         ),
         "Read values from the GPU at {location} only now and then: each time the host waits until the GPU has finished.",
-        "if step % 50 == 0:",
         waits_for_gpu=True,
     ),
     KnownCall(
@@ -109,29 +93,33 @@ _CALLS = (
     KnownCall(
         ("torch.save", "os.fsync", "posix.fsync"),
         "Write at {location} less often, or in a separate thread.",
-        "if step % 1000 == 0:",
+    ),
+    KnownCall(
+        ("json.dump", "pickle.dump", "_pickle.dump"),
+        "Write at {location} in fewer iterations, or only what is new.",
+        is_direct=True,
+    ),
+    KnownCall(
+        ("print", "logging."),
+        "Print less at {location}, or in fewer iterations: training waits until the text is written.",
+        is_direct=True,
+    ),
+    KnownCall(
+        ("copy.deepcopy",),
+        "Copy at {location} into an object that exists, as load_state_dict() does, or in fewer iterations: copy.deepcopy()"
+        " makes all of it anew.",
+        is_direct=True,
     ),
     KnownCall(
         (
-            "open",
-            "io.open",
-            "_io.open",
-            "os.open",
-            "posix.open",
-            "read",
-            "readline",
-            "readlines",
-            "os.read",
-            "posix.read",
-            "torch.load",
-            "mmap.mmap",
+            *("open", "io.open", "_io.open", "os.open", "posix.open", "read", "readline", "readlines", "os.read"),
+            *("posix.read", "torch.load", "mmap.mmap"),
         ),
         "Prefetch the data for {location}, in the workers of a DataLoader or in a separate thread.",
     ),
     KnownCall(
         ("subprocess.", "socket.", "ssl.", "http.", "urllib.", "urllib3.", "requests."),
         "Move the work of {location} to a separate thread: training waits for it.",
-        "threading.Thread(target=..., daemon=True).start()",
     ),
 )
 

@@ -14,14 +14,21 @@ from zerotop.recording.samples import Floats, Rows
 PLACES = {"data_s": "data", "forward_s": "forward", "backward_s": "backward", "step_s": "step", "other_s": BETWEEN}
 """The place of stacks for each column of steps, and for the rest of the iteration."""
 
-_ADVICE = "See what {location} does in each iteration, and do it less often; if it only waits, move it to a separate thread."
+_ADVICE = "Run {location} in fewer iterations, if training does not depend on it in each."
+_PYTHON_ADVICE = (
+    "Let {location} compute with whole tensors or arrays instead of single values in Python; or run it in fewer iterations,"
+    " if training does not depend on it in each."
+)
 _NEW_ADVICE = "See what {location} does: it took hardly any time before."
-_ONCE_ADVICE = "See what {location} does; if it only waits, move it to a separate thread."
 _COPY_ADVICE = "Copy less from the GPU at {location}, or only now and then: the GPU has nothing to do meanwhile."
 
 # Functions as stacks name them; the last one is that of a SimpleQueue, which is in C.
 _WAITS_FOR_THREADS = frozenset(
     ("queue.Queue.get", "threading.Event.wait", "threading.Condition.wait", "threading.Condition.wait_for", "get")
+)
+# Functions of Python that take long only of many single values.
+_OF_VALUES = frozenset(
+    (*("float", "int", "str", "ord", "hash", "abs", "round", "pow", "sum", "min", "max", "any", "all"), *("sorted", "range"))
 )
 # The share of the samples that is called most of the time.
 _MOST_SHARE = 0.5
@@ -47,7 +54,8 @@ def is_wait(line: StackLine | None) -> bool:
 def name_line(kind: FindingKind, line: StackLine, *, in_headline: bool = True) -> FindingKind:
     """Return the kind with the line in its headline, and advice about the line. The templates need :func:`line_values`."""
     known = line.known_call
-    usual = _NEW_ADVICE if line.is_new else _ONCE_ADVICE if kind.lost_once else _ADVICE
+    each = _PYTHON_ADVICE if _OF_VALUES.intersection(line.callees[:1]) else _ADVICE
+    usual = _NEW_ADVICE if line.is_new else "" if kind.lost_once else each
     advice = known.advice if known is not None else usual
     return kind.with_changes(
         headline=f"{kind.headline}: {{place}}" if in_headline else kind.headline,

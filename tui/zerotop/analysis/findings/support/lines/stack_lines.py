@@ -43,35 +43,16 @@ _HOST_LIBRARIES = {*sys.stdlib_module_names, "numpy", "scipy", "pandas", "PIL", 
 _HOST_TYPES = (str, bytes, list, dict, set, io.BytesIO, type(re.compile("")), type(zlib.compressobj()), np.ndarray)
 _TENSOR_METHODS = {
     *("add", "all", "any", "argmax", "argmin", "argsort", "clip", "conj", "cumprod", "cumsum", "diagonal", "dot", "flatten"),
-    *(
-        "index",
-        "item",
-        "max",
-        "mean",
-        "min",
-        "nonzero",
-        "prod",
-        "put",
-        "ravel",
-        "repeat",
-        "reshape",
-        "resize",
-        "round",
-        "size",
-    ),
-    *("sort", "split", "squeeze", "std", "sum", "swapaxes", "take", "tolist", "trace", "transpose", "values", "var", "view"),
+    *("index", "item", "max", "mean", "min", "nonzero", "prod", "put", "ravel", "repeat", "reshape", "resize", "round"),
+    *("size", "sort", "split", "squeeze", "std", "sum", "swapaxes", "take", "tolist", "trace", "transpose", "values"),
+    *("var", "view"),
 }
 _HOST_METHODS = frozenset(name for kind in _HOST_TYPES for name in dir(kind)) - _TENSOR_METHODS
 _LOADERS, _LOADER_FILES = "torch.utils.data.", "torch/utils/data/"
 # Files of libraries whose functions compute: modules, the backward and optimizers.
 _MODULE_FILES = (
-    "torch/nn/modules/module.py",
-    "torch/nn/parallel/",
-    "torch/_tensor.py",
-    "torch/autograd/",
-    "torch/optim/",
-    "deepspeed/runtime/engine.py",
-    "deepspeed/runtime/pipe/",
+    *("torch/nn/modules/module.py", "torch/nn/parallel/", "torch/_tensor.py", "torch/autograd/", "torch/optim/"),
+    *("deepspeed/runtime/engine.py", "deepspeed/runtime/pipe/"),
 )
 # A stack with one of these is in a phase.
 _PHASE_FILES = (*_MODULE_FILES, _LOADER_FILES)

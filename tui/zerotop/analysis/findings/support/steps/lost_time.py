@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
@@ -21,6 +22,16 @@ _LEAST_S = 0.1
 _NOTABLE_S, _NOTABLE_SHARE = 1.0, 0.02
 # In a long training a second is nothing. Half a minute is reported however long it is, so that users learn of it.
 _LONG_SHARE, _MOST_S = 0.005, 30.0
+
+
+def count_rarer_steps(period: float, share: float, most: float) -> int:
+    """Return after how many steps, a round number, to do what takes a share of the time after each ``period`` of them.
+
+    It then takes less than ``most`` of the time.
+    """
+    steps = max(1.0, period * share / (1 - share) * (1 - most) / most)
+    tens: int = 10 ** math.floor(math.log10(steps))
+    return next(tens * times for times in (1, 2, 5, 10) if tens * times >= steps)
 
 
 class Level(NamedTuple):
