@@ -76,7 +76,7 @@ def test_python_that_exits_does_not_hang_unless_other_ranks_wait_for_it(tmp_path
     (tmp_path / "uneven").mkdir()
     (hung,) = find(write_standing(tmp_path / "uneven", {0: Stand(WAITING, "wait"), 1: AT_EXIT})).values()
     assert hung.name == "hung_ranks"
-    assert hung.headline == "No progress for 20 s: rank 1 waits for thread uploader"
+    assert hung.headline == "No progress for 20 s: rank 1 waited for thread uploader"
 
 
 def test_a_job_that_works_at_its_end_or_ends_soon_is_no_finding(tmp_path: Path) -> None:

@@ -158,11 +158,11 @@ def _find_reading(at: At, processes: Sequence[RankProcess]) -> Reading | None:
 def _find_last_sign(at: At, process: RankProcess, *, of_training: bool = False) -> int:
     """Return when a rank last began or ended a phase (unix time), or one other than reading data; 0 if never.
 
-    Not when an exception, such as of an interrupted or ended process, ended its last phase.
+    After the end of the job, not when an exception, such as of an interrupted process, ended its last phase.
     """
     spans, begins = (at.find_table(name, process) for name in ("spans", "begins"))
     until_ns = at.cursor_ns
-    if spans is not None:
+    if spans is not None and at.events_of(events.JobEnded):
         failed = takewhile(lambda span: span["flags"] & FAILED, reversed(spans.until(until_ns)))
         until_ns = min((int(span["begin_ns"]) + spans.offset_ns - 1 for span in failed), default=until_ns)
     tables = [one for one in (spans, begins) if one is not None]
