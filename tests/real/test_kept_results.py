@@ -27,5 +27,5 @@ def test_the_list_that_keeps_graphs_is_named(tmp_path: Path, job_environment: di
     (finding,) = [one for one in findings if one.name == "host_growth"]
     assert " a step in 'losses' on rank 0" in finding.headline
     assert "the list losses in train() (keeping.py) grew from" in finding.details
-    assert finding.fix == "losses.append(loss.item())"
+    assert finding.fix == "losses[-1] = losses[-1].item()"
     assert not [one for one in findings if one.name == "probe_error"]

@@ -107,8 +107,8 @@ def every_finding_is_complete(recorded: Recorded) -> None:
         assert not finding.headline.endswith(".")
         assert len(finding.headline) <= 80
         assert all(text.endswith(".") for text in (finding.details, finding.advice) if text)
-        # A leak whose holder is unknown has no fix to copy.
-        assert finding.fix or finding.severity is Severity.INFO or finding.name == "memory_creep"
+        # Where names or numbers of the job are unknown, there is advice, and nothing to copy.
+        assert finding.fix or finding.advice or finding.severity is Severity.INFO or finding.name == "memory_creep"
         assert "nan" not in f"{finding.headline} {finding.details}".split()
         assert "{" not in f"{finding.headline} {finding.details} {finding.advice}"
         assert 0 <= finding.cost <= 1
