@@ -262,7 +262,7 @@ def test_hung_and_dead_ranks(all_findings: Findings) -> None:
     assert hung.ranks == (1,)
     assert hung.evidence["silent_s"] == pytest.approx(45, abs=0.1)
     assert hung.details.endswith("It went on in step 20.")
-    assert "Rank 1 is between phases, the other one in backward." in hung.details
+    assert "Rank 1 was between phases, the other one in backward." in hung.details
     assert find_one(all_findings["cpu-dead"], "dead_rank").ranks == (1,)
 
 

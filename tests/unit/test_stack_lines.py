@@ -528,7 +528,7 @@ LOADING = [("torch/utils/data/dataloader.py", 1440, "_MultiProcessingDataLoaderI
     [
         ((5, 5, 5, 5), 2, 8, "persistent_workers=True"),
         ((5, 5, 5, 5), 0, 3, "num_workers=3"),
-        ((5, 5, 5, 5), 0, None, "num_workers"),
+        ((5, 5, 5, 5), 0, None, ""),
         ((3, 6, 4, 7), 2, 8, None),
         ((5, 5), 2, 8, None),
     ],
