@@ -199,6 +199,14 @@ def test_an_evaluation_just_before_is_a_cause_only_where_that_is_likely(
     assert all(said is not None and said in one for one in details)
 
 
+@pytest.mark.parametrize(("first", "slow_s", "told"), [(60, 0.4, True), (60, 0.15, False), (10, 0.4, False)])
+def test_a_few_steps_that_take_ten_times_as_long_are_enough(first: int, slow_s: float, told: bool, tmp_path: Path) -> None:
+    """The job ends after five of them; the first steps of a job may compile."""
+    write_steps(tmp_path, vary([0.02] * first + [slow_s] * 5))
+    found = [(one.name, one.step) for one in find_changes(tmp_path)]
+    assert found == ([("iteration_shift", first)] if told else [])
+
+
 @pytest.mark.parametrize(("since", "step"), [(0.0, 2), (2.0, 40)], ids=["from the first step on", "in mid-run"])
 def test_threads_that_the_script_starts_are_distinguished_from_others(tmp_path: Path, since: float, step: int) -> None:
     """OMP_NUM_THREADS is of no use where the script itself starts them later."""

@@ -145,8 +145,8 @@ _SAME_STEPS = 3
 _WARM_UP_STEPS = 10
 # Steps in a row that each take this many times as long as those before, and this long (seconds): two are a change as soon as
 # they have taken most of the job's time, SHIFT_STEPS in any case. If one of them takes far less than another, that is a
-# pause.
-_FAR_TIMES, _FAR_S, _ALIKE_SHARE = 10.0, 1.0, 0.25
+# pause. SHIFT_STEPS of them may be shorter (seconds), but for the first steps of a job.
+_FAR_TIMES, _FAR_S, _SEVERAL_S, _ALIKE_SHARE = 10.0, 1.0, 0.1, 0.25
 
 
 class PaceSearch:
@@ -179,7 +179,8 @@ class PaceSearch:
                 first -= 1
             before, after = steps[max(0, first - LEVEL_STEPS) : first], steps[first : last + 1]
             far = after["iteration_s"]
-            if not 1 < len(far) <= SHIFT_STEPS or not far.min() >= max(_FAR_S, _ALIKE_SHARE * far.max()):
+            least_s = _SEVERAL_S if len(far) == SHIFT_STEPS and first >= thresholds.WARM_UP_STEPS else _FAR_S
+            if not 1 < len(far) <= SHIFT_STEPS or not far.min() >= max(least_s, _ALIKE_SHARE * far.max()):
                 continue
             is_far = bool(far.min() >= _FAR_TIMES * np.nanmedian(before["iteration_s"]))
             if is_far and (len(far) == SHIFT_STEPS or far.sum() >= thresholds.FAR_SHARE * np.nansum(seconds[: last + 1])):
