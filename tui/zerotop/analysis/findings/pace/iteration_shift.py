@@ -49,7 +49,7 @@ _KIND = FindingKind(
     explained_by=(
         *TO_DEAD_THREADS,
         Kinds(explains_shift, "nvlink_faults", "pcie_link", "straggler", "data_stall", "skipping_ended"),
-        Kinds(explains_shift, "time_lost_in_line", "slow_forward", "slow_cores"),
+        Kinds(explains_shift, "time_lost_in_line", "slow_forward", "slow_cores", "workers_restarted"),
         Kinds(waits_as_long, "slow_gpu"),
         Kinds(explains_shift, "iteration_drift", "throttled"),
         Kinds(slowed_by_saves, "checkpoint_pause"),
