@@ -12,6 +12,7 @@ from zerotop.analysis.findings import Severity
 from zerotop.analysis.findings.memory import others_on_gpu
 from zerotop.analysis.findings.support import detection
 from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import read_rank_steps
 from zerotop_probe.recording.tables import PHASE_CODE
 
 
@@ -249,6 +250,21 @@ def test_a_process_that_comes_to_the_gpu_later(tmp_path: Path) -> None:
 
     change_table(folder, "gpus", fill_device)
     assert find_named(folder, "others_arrived")[0].severity is Severity.WARNING
+
+
+def test_a_process_that_left_the_gpu_before_the_first_step_ended_is_not_told(tmp_path: Path) -> None:
+    folder = recordings.unpack_to_folder("gpu-others", tmp_path)
+    recording = Recording.open(folder)
+    (steps,) = read_rank_steps(recording)
+    (source,) = recording.sources["gpu_processes"]
+    left = source.unix_times(source.array) > int(steps["end_unix_ns"][0]) - 1_000_000_000
+
+    def end_process(rows: Rows) -> None:
+        rows["pid"][left & (rows["pid"] == 730)] = rows["pid"][rows["pid"] != 730][-1]
+
+    assert len(find_named(folder, "others_on_gpu")) == 1
+    change_table(folder, "gpu_processes", end_process)
+    assert find_named(folder, "others_on_gpu") == []
 
 
 def test_what_others_on_the_gpu_hold_is_kept_up_to_date(tmp_path: Path) -> None:

@@ -168,9 +168,10 @@ def _check_host(group: Group, host: str, created_ns: int, known_ns: int) -> Iter
         other = _find_earlier(process, key, created_ns) if key is not None and key not in by_gpu else None
         if key is None or other is None:
             continue
-        is_there = not other.pids or set(other.pids) & _list_holders(process, key, known_ns - _RECENT_NS, known_ns)
-        if is_there:  # it has not ended meanwhile
-            by_gpu[key] = other
+        held = _read_holders(process, key, known_ns)
+        pids = [pid for pid in other.pids if pid in held]
+        if pids or not other.pids:  # it has not ended meanwhile
+            by_gpu[key] = other._replace(pids=pids)
     if by_gpu:
         others = list(by_gpu.values())
         most = max(others, key=lambda other: other.used_bytes)
@@ -196,20 +197,22 @@ def _find_earlier(process: Process, gpu_key: GpuKey, created_ns: int) -> _Other 
     if not len(samples) or not len(allocator):
         return None
     used, total = int(samples.rows["used_bytes"][0]), int(samples.rows["total_bytes"][0])
+    first = process.at.records("gpu_processes", gpu_key[0]).read_first()
+    held = _read_holders(process, gpu_key, int(first.times[0])) if len(first) else {}
+    used = sum(held.values()) or used  # the driver needs some, too
     # Ranks may have created their context before the engine: only a sampler that started before the ranks can tell.
     events = [event.unix_ns for event in process.recording.events_of(RankFound) if event.writer.host == gpu_key[0]]
     if int(samples.times[0]) >= min([*events, created_ns]) or used < OTHERS_BYTES:
         return None
-    host, gpu = gpu_key
-    first = process.at.records("gpu_processes", host).read_first()
-    pids = _list_holders(process, gpu_key, int(first.times[0]) - 1, int(first.times[0])) if len(first) else set()
-    return _Other(int(samples.times[0]), host, False, sorted(pids), gpu, used, total, [process.rank])
+    return _Other(int(samples.times[0]), gpu_key[0], False, sorted(held), gpu_key[1], used, total, [process.rank])
 
 
-def _list_holders(process: Process, gpu_key: GpuKey, begin_ns: int, end_ns: int) -> set[int]:
-    """Return NVML's PIDs of the processes with memory on the GPU in a time window."""
+def _read_holders(process: Process, gpu_key: GpuKey, time_ns: int) -> dict[int, int]:
+    """Return the bytes of each process with memory on the GPU, by NVML's PIDs, in the last sample up to a time."""
     host, gpu = gpu_key
-    return set(process.at.records("gpu_processes", host, "gpu", gpu).read_window(begin_ns, end_ns).rows["pid"].tolist())
+    samples = process.at.records("gpu_processes", host, "gpu", gpu).read_window(time_ns - _RECENT_NS, time_ns)
+    rows = samples.rows[samples.times == samples.times.max(initial=0)]
+    return dict(zip(rows["pid"].tolist(), rows["used_bytes"].tolist(), strict=True))
 
 
 def _list_gpus(group: Group, host: str) -> dict[int, list[int]]:
