@@ -104,6 +104,19 @@ def test_a_process_that_computes_as_much_as_before_is_no_cause(tmp_path: Path) -
     assert "3343" not in planted.find_named("iteration_shift")[0].details
 
 
+def test_a_process_that_has_left_the_gpu_is_no_cause(tmp_path: Path) -> None:
+    planted = Planted("gpu-offload-110", tmp_path)
+    plant_neighbour(planted, np.nan, np.nan)
+    assert "3343 (python train.py of ann) is on GPU 0 too" in planted.find_named("iteration_shift")[0].details
+    (path,) = planted.folder.glob("gpu_processes-node-*.rec")
+    header, _, records = path.read_bytes().partition(b"\n")
+    rows = np.frombuffer(records, [tuple(field) for field in json.loads(header)["dtype"]])
+    offset_ns = Recording.open(planted.folder).sources["gpu_processes"][0].offset_ns
+    is_left = (rows["pid"] == 3343) & (rows["time_ns"] + offset_ns > planted.since_ns)
+    path.write_bytes(header + b"\n" + rows[~is_left].tobytes())
+    assert "3343" not in planted.find_named("iteration_shift")[0].details
+
+
 def test_a_process_that_begins_to_compute_where_the_loop_waits_for_the_gpu_between_the_phases(tmp_path: Path) -> None:
     shift = find_one(recordings.unpack_to_folder("gpu-neighbour", tmp_path), "iteration_shift")
     assert (

@@ -404,6 +404,7 @@ def test_steps_of_few_milliseconds_count_where_the_training_was_changed(
     writer.close()
     found = find_changes(tmp_path, WHOLE)
     assert [(one.step, "90 parameters are trained" in one.details) for one in found] == ([(200, True)] if told else [])
+    assert all(one.severity.value == "info" for one in found)  # it is what the script wants
     assert all(find_changes(tmp_path, piece) == found for piece in (100, 1000))
 
 

@@ -142,7 +142,14 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
         look = look._replace(known_ns=known_ns)
         if look.holder is None and look.state is None:
             look = look._replace(holder=_find_holder(creep.stretch, known_ns)[0])
-        yield _build_finding(creep, look)
+        if look.state is None or not _trains_more(creep.stretch, known_ns):
+            yield _build_finding(creep, look)
+
+
+def _trains_more(stretch: growing_readings.GrowthStretch, known_ns: int) -> bool:
+    """Whether more parameters are trained since some step of a stretch: they have a state, too."""
+    made = stretch.process.find_changes(stretch.begin_ns, stretch.end_ns, known_ns)
+    return any(one.name == "trained_parameters" and one.effect > 0 for one in made)
 
 
 def _find_next(

@@ -199,7 +199,7 @@ def _find_earlier(process: Process, gpu_key: GpuKey, created_ns: int) -> _Other 
     used, total = int(samples.rows["used_bytes"][0]), int(samples.rows["total_bytes"][0])
     first = process.at.records("gpu_processes", gpu_key[0]).read_first()
     held = _read_holders(process, gpu_key, int(first.times[0])) if len(first) else {}
-    used = sum(held.values()) or used  # the driver needs some, too
+    used = min(used, sum(held.values()) or used)  # the driver needs some, too
     # Ranks may have created their context before the engine: only a sampler that started before the ranks can tell.
     events = [event.unix_ns for event in process.recording.events_of(RankFound) if event.writer.host == gpu_key[0]]
     if int(samples.times[0]) >= min([*events, created_ns]) or used < OTHERS_BYTES:

@@ -127,6 +127,8 @@ def _describe_other(change: StepChange, process: Process, pid: int, must_begin: 
         _read_uses(process, min(int(change.before["begin_unix_ns"][0]), changed_ns - USE_NS), changed_ns),
         _read_uses(process, changed_ns + _SAMPLED_NS, change.known_ns),
     )
+    if len(parts[1]) and pid not in parts[1].rows["pid"]:
+        return None  # it has left
     uses = [read_column(part.rows[part.rows["pid"] == pid], "sm_percent") if len(part) else np.empty(0) for part in parts]
     before, after = (use[~np.isnan(use)] for use in uses)
     name, fix = f"process {pid}{_name_program(process, pid)}", f"ps -o user,lstart,cmd -p {pid}"

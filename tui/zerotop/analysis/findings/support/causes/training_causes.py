@@ -139,9 +139,16 @@ def check_training(change: StepChange) -> Cause | None:
         return check_subnormal(change) or check_code(change)
     is_told = fitting[0].effect_on_time != 0 or fitting[0].line is not None
     cause = Cause(describe_changes(fitting), *_advise(change, fitting[0], change.added_s), 0.95 if is_told else 0.85)
-    # The script names another optimizer, and some, such as L-BFGS, make several passes in each step.
-    cause = cause._replace(is_expected=any(one.name == "optimizers" for one in fitting))
+    cause = cause._replace(is_expected=any(map(_is_meant, fitting)))
     return cause._replace(between=_name_steps(change, fitting))
+
+
+def _is_meant(one: TrainingChange) -> bool:
+    """Whether the script says what it wants, and what that takes: another optimizer, or more parameters to train.
+
+    Some optimizers, such as L-BFGS, make several passes in each step.
+    """
+    return one.name == "optimizers" or (one.name == "trained_parameters" and one.effect > 0)
 
 
 def _is_between_far_looks(change: StepChange, one: TrainingChange) -> bool:
@@ -178,7 +185,8 @@ def check_repeated_training(change: StepChange) -> Cause | None:
     for same in by_place.values():
         # Of several between two looks, the time of the first one is known.
         if len(same) >= _REPEATED and same[-1].known_ns - same[0].end_ns >= (end_ns - begin_ns) / 2:
-            return Cause(describe_repeated(same), *_advise(change, same[0], change.added_s), 0.95)
+            cause = Cause(describe_repeated(same), *_advise(change, same[0], change.added_s), 0.95)
+            return cause._replace(is_expected=_is_meant(same[0]))
     return None
 
 
