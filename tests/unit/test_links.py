@@ -260,6 +260,14 @@ def test_a_cache_is_not_flushed_for_fragments_where_a_leak_filled_the_device() -
     assert drop_superseded([LEAK, early]) == (LEAK, early)
 
 
+def test_a_peak_that_grew_by_what_an_evaluation_leaves_is_explained_by_it() -> None:
+    left = make_finding("validation_jump", 20, outlived_bytes=2.0 * GIB)
+    step, larger = (make_finding("memory_step", 20, before_bytes=GIB, after_bytes=size * GIB) for size in (3.0, 6.0))
+    assert find_names(left, step, larger) == [None, "validation_jump", None]
+    assert find_names(make_finding("validation_jump", 20), step) == [None, None]
+    assert name_relation(step, left) == "Because of"
+
+
 def test_a_peak_that_grew_by_what_a_leak_keeps_is_no_finding() -> None:
     step = make_finding("memory_step", 20, before_bytes=1.0 * GIB, after_bytes=2.0 * GIB)
     assert drop_superseded([step, LEAK]) == (LEAK,)

@@ -11,7 +11,7 @@ import numpy as np
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.causes.batch_causes import LENGTH, ROWS, has_more_forwards, name_owner, read_forwards
 from zerotop.analysis.findings.support.gpu_use import measure_free_bytes
-from zerotop.analysis.findings.support.links import Kinds, grew_with_leak, took_more_for_growth
+from zerotop.analysis.findings.support.links import Kinds, grew_with_leak, left_by_evaluation, took_more_for_growth
 from zerotop.analysis.findings.support.memory import peak_rises
 from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look, find_growth, find_scale, read_looks
 from zerotop.analysis.findings.support.memory.peak_rises import PeakRise, SharedRise
@@ -38,6 +38,7 @@ _KIND = FindingKind(
         "[; PyTorch leaves {unheld:bytes} of the device]."
     ),
     advice="See what stays allocated: trace a step with the microscope (x on the Memory screen).",
+    explained_by=(Kinds(left_by_evaluation, "validation_jump"),),
     superseded_by=(Kinds(grew_with_leak, "memory_creep"), Kinds(took_more_for_growth, "batch_growth")),
 )
 _ROWS = _KIND.with_changes(confidence=0.9, advice=ROWS[0], fix=ROWS[1])

@@ -14,7 +14,7 @@ import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.links import Kinds, is_simultaneous
-from zerotop.analysis.findings.support.memory import evaluation_batches
+from zerotop.analysis.findings.support.memory import evaluation_batches, evaluation_keepers
 from zerotop.analysis.findings.support.thresholds import JUMP_BYTES, USED_SHARE
 from zerotop.recording.samples import Samples
 from zerotop_probe.recording.tables import END, FAILED, PHASE_CODE
@@ -37,9 +37,23 @@ _KIND = FindingKind(
     fix="{eval_outputs_fix}",
     explained_by=(Kinds(is_simultaneous, "unused_graphs"),),
 )
+_KEPT = _KIND.with_changes(
+    severity=Severity.WARNING,
+    confidence=0.9,
+    gpu_bytes="outlived_bytes",
+    headline="Evaluation leaves tensors of {outlived_bytes:bytes} allocated[: {keeper} keeps them]",
+    details=(
+        "They outlived the next step; before, steps needed up to {training_peak_bytes:bytes} in all.[ {held_by}]"
+        "[ {enabled}][ In the evaluation most samples are at {line}.]"
+        " Reserved memory rose by {added_bytes:bytes} to {reserved_bytes:bytes}"
+        "[, which leaves {unclaimed:bytes} of the device to training]."
+    ),
+)
 _TENSORS_ADVICE, _TENSORS_FIX = "{eval_tensors}", "{eval_tensors_fix}"
 # Share by which evaluation has to raise the reserved memory, beside JUMP_BYTES.
 JUMP_SHARE = 0.05
+# From so large a part of training's own peak on, tensors that an evaluation leaves are worth a warning.
+_KEPT_SHARE = 0.5
 _NEXT_NS = 600 * 10**9  # after and before an evaluation, in which the end of a step is searched
 # Share of a device at which the next allocation may fail: the largest single ones of the recorded runs took 3 %.
 EDGE_SHARE = 0.95
@@ -51,6 +65,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     lead = window.subject.lead
     evaluations, records = lead.read_rare_phases("eval"), lead.records("allocator")
     jumps: list[_Jump] = []
+    kept: list[tuple[_Jump, int, int]] = []
     begins, ends = lead.compute_begins(evaluations).tolist(), evaluations.times.tolist()
     for index in range(len(ends))[window.steps(evaluations.rows)]:
         begin_ns, end_ns, span = begins[index], ends[index], evaluations.rows[index]
@@ -64,6 +79,10 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
             yield _build_finding(window.subject, jumps[-1])
     for jump, (known_ns, left) in window.await_each(jumps, partial(_measure_outliving, lead)):
         yield _build_finding(window.subject, jump, known_ns, left if left > JUMP_BYTES else 0)
+        if _is_much(jump, left):
+            kept.append((jump, known_ns, left))
+    for (jump, known_ns, left), keeper in window.await_each(kept, partial(_find_keeper, lead), "keepers"):
+        yield _build_finding(window.subject, jump, max(known_ns, keeper.known_ns), left, keeper)
 
 
 class _Jump(NamedTuple):
@@ -88,6 +107,15 @@ def _measure_outliving(lead: Process, jump: _Jump) -> tuple[int, int] | None:
     before = _read_level(lead.records("allocator").read_window(jump.begin_ns - _NEXT_NS, jump.begin_ns), -1)
     grown = after[1] - before[1] if before is not None else 0
     return after[0], min(int(jump.memory["left_allocated_bytes"]), grown)
+
+
+def _is_much(jump: _Jump, left: int) -> bool:
+    return left > max(JUMP_BYTES, _KEPT_SHARE * jump.memory.get("training_peak_bytes", np.inf))
+
+
+def _find_keeper(lead: Process, kept: tuple[_Jump, int, int]) -> evaluation_keepers.Keeper | None:
+    jump, _, left = kept
+    return evaluation_keepers.find_keeper(lead, jump.begin_ns, jump.end_ns, left)
 
 
 def _read_level(samples: Samples, place: int) -> tuple[int, int] | None:
@@ -139,7 +167,9 @@ def _measure_left_bytes(lead: Process, before: int, during: Samples) -> int:
     return max(0, left - gathered)
 
 
-def _build_finding(group: Group, jump: _Jump, known_ns: int | None = None, left: int = 0) -> Finding:
+def _build_finding(
+    group: Group, jump: _Jump, known_ns: int | None = None, left: int = 0, keeper: evaluation_keepers.Keeper | None = None
+) -> Finding:
     """Return the finding; ``left``: bytes of tensors that outlived the next step, whose end is known since ``known_ns``."""
     begin_ns, end_ns, step, memory = jump
     shapes = evaluation_batches.measure_batches(group.lead, begin_ns, end_ns)
@@ -149,12 +179,16 @@ def _build_finding(group: Group, jump: _Jump, known_ns: int | None = None, left:
     has_step = known_ns is not None
     has_lower_peak = own_peak is not None and training_peak is not None and own_peak <= training_peak
     held = memory["reserved_before_bytes"] + kept
+    told: dict[str, Any] = {}
     is_near_edge = device is not None and held > EDGE_SHARE * device
     kind = _KIND.with_changes(
         severity=Severity.WARNING if is_near_edge else Severity.INFO,
         confidence=0.95 if is_larger else 0.7,
     )
-    if device is not None and held < USED_SHARE * device:
+    if _is_much(jump, left):
+        told = evaluation_keepers.describe_keeper(group.lead, begin_ns, end_ns, known_ns or end_ns, keeper)
+        kind, memory = _KEPT.with_changes(advice=told.pop("advice"), fix=told.pop("fix")), {**memory, "outlived_bytes": left}
+    elif device is not None and held < USED_SHARE * device:
         kind = kind.with_changes(advice="", fix="")
     elif left > JUMP_BYTES:
         kind = kind.with_changes(advice=_TENSORS_ADVICE, fix=_TENSORS_FIX)
@@ -168,6 +202,7 @@ def _build_finding(group: Group, jump: _Jump, known_ns: int | None = None, left:
         known_ns=known_ns,
         step=step,
         **evaluation_batches.describe_batches(shapes),
+        **told,
         own_peak=own_peak if has_lower_peak else None,
         training_peak=training_peak if has_lower_peak else None,
         kept=kept if has_step and kept else None,

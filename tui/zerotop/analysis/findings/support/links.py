@@ -444,6 +444,12 @@ def step_took_missing(effect: Finding, cause: Finding) -> bool:
     return begins_before(effect, cause) and grown >= _measure_missing(effect)
 
 
+def left_by_evaluation(effect: Finding, cause: Finding) -> bool:
+    """Whether the peak of steps grew by tensors of an evaluation that stay allocated."""
+    grown = effect.evidence["after_bytes"] - effect.evidence["before_bytes"]
+    return begins_together(effect, cause) and cause.evidence.get("outlived_bytes", 0.0) >= grown / 2
+
+
 def others_took_missing(effect: Finding, cause: Finding) -> bool:
     return begins_before(effect, cause) and cause.evidence.get("used_bytes", 0.0) >= _measure_missing(effect)
 
