@@ -79,5 +79,4 @@ def _find_line(process: Process, begin_ns: int, known_ns: int) -> CodeLine | Non
             own = find_own(event.frames, stack) if any(frame.file == _LOADER for frame in frames) else None
             if own is not None:
                 found[CodeLine(own.file, own.line, own.function, ())] += stack.count or 0
-    (line, count), *_ = found.most_common(1) or [(None, 0)]
-    return line if count >= _FEWEST_SAMPLES else None
+    return next((line for line, count in found.most_common(1) if count >= _FEWEST_SAMPLES), None)
