@@ -227,6 +227,15 @@ def test_iterations_that_begin_to_take_turns(tmp_path: Path) -> None:
     assert not find(tmp_path / "always", steps_in_turn.detect)
 
 
+@pytest.mark.parametrize(("ahead_s", "told"), [(0.01, 0), (0.045, 1)])
+def test_a_long_step_after_which_the_host_runs_ahead_loses_no_time(tmp_path: Path, ahead_s: float, told: int) -> None:
+    """Each twentieth waits for the GPU, whose work takes longer from step 281 on."""
+    before, since = [0.07, 0.01, 0.01, 0.016, *[0.0205] * 16], [0.12, ahead_s, ahead_s, 0.041, *[0.0455] * 16]
+    each_s = [0.0205, *before * 14, *since * 8, *since[:7]]
+    write_parts(tmp_path, [[0.002, 0.003, 0.001, one - 0.006] for one in each_s])
+    assert len(find(tmp_path, steps_in_turn.detect)) == told
+
+
 @pytest.mark.parametrize(("is_kept", "grown"), [(True, 8 << 20), (False, None)], ids=["in these", "in all"])
 def test_memory_that_grows_in_the_iterations_that_take_longer(tmp_path: Path, is_kept: bool, grown: int | None) -> None:
     """It explains them where it is kept in a known container."""
