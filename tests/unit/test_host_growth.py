@@ -202,6 +202,27 @@ def test_growth_that_ends_is_no_warning(tmp_path: Path) -> None:
     assert finding.details.endswith(", and not since.")
 
 
+@pytest.mark.parametrize(
+    ("amount", "free", "container", "severity"),
+    [
+        pytest.param(
+            rise_in_stairs(sorted([*range(60, 650, 150), *range(61, 650, 150)]), 190), 16, None, "info", id="few jumps"
+        ),
+        pytest.param(rise_in_stairs(range(80, 601, 30), 100), 16, None, "warning", id="many jumps"),
+        pytest.param(grow_from(50, 1.0), 63, None, "info", id="far away"),
+        pytest.param(grow_from(50, 3.0), 63, None, "warning", id="nearer"),
+        pytest.param(grow_from(50, 1.0), 40, None, "warning", id="other memory is used"),
+        pytest.param(grow_from(50, 1.0), 63, ((240, 270), {"added_bytes": 20 * MIB}), "warning", id="a known list"),
+    ],
+)
+def test_a_growth_that_may_be_over_is_no_warning(
+    tmp_path: Path, amount: Amount, free: int, container: Any, severity: str
+) -> None:
+    (finding,) = find_growth(tmp_path, 650, amount, free=free * GIB, container=container)
+    assert finding.severity.value == severity
+    assert ("full near" in finding.headline) is (severity == "warning")
+
+
 def test_a_rise_after_one_that_ended_is_another_finding(tmp_path: Path) -> None:
     first, second = find_growth(tmp_path, 1200, lambda step: min(max(0, step - 50), 200) + max(0, step - 900))
     assert (first.severity, second.severity) == (Severity.INFO, Severity.WARNING)

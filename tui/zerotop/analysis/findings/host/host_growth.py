@@ -65,6 +65,10 @@ _STEADY_BYTES = 96 * MIB
 _NAMED_BYTES, _NAMED_EVENNESS = 48 * MIB, 0.5
 # A growth without a name is steady if so many jumps of a step carry at most this part of it: loaded kernels are a few jumps.
 _FEW_JUMPS, _JUMPS_SHARE = 3, 0.8
+# One of so few jumps, which carry this part of it, may be over at any time: a script that keeps the latest ones.
+_MORE_JUMPS, _MORE_SHARE, _JUMP_PARTS = 5, 0.9, 64
+# So many times its steps until memory is full are too many to foresee, while this part of the limit is free.
+_FAR_TIMES, _MOST_FREE = 100, 0.75
 # One without a name counts if it would fill the node's memory within this time (ns).
 _SOON_NS = 86_400_000_000_000
 # It has ended if in at least so many steps, and as many as it had, memory grew by less than this share of the pace.
@@ -147,6 +151,13 @@ class _Growth(NamedTuple):
         held = self.process.steps["host_held_bytes"][max(0, self.rise.begin - 1) : self.rise.end]
         jumps = np.sort(np.diff(held.astype(np.float64)))[-_FEW_JUMPS:]
         return bool(jumps.sum() > _JUMPS_SHARE * self.bytes)
+
+    @property
+    def is_in_few_jumps(self) -> bool:
+        """Whether so few of its parts carry nearly all of it that it may be over."""
+        held = self.process.steps["host_held_bytes"][max(0, self.rise.begin - 1) : self.rise.end].astype(np.float64)
+        parts = np.diff(held[np.linspace(0, len(held) - 1, min(len(held), _JUMP_PARTS + 1)).astype(np.int64)])
+        return bool(np.sort(parts)[-_MORE_JUMPS:].sum() > _MORE_SHARE * self.bytes)
 
     def repeats(self, told: _Growth) -> bool:
         """Whether an earlier finding says that the rank's memory grows about as fast, or that another's does then."""
@@ -339,6 +350,13 @@ def _read_free_bytes(growth: _Growth) -> int | None:
     return memory.limit_bytes - memory.used_bytes if memory is not None else None
 
 
+def _may_be_over(growth: _Growth, last_step: float) -> bool:
+    """Whether a growth without a name came in few jumps, or leaves most of the node's memory free for many times as long."""
+    memory, steps = read_memory(growth.process.recording, growth.process.host, growth.end_ns), growth.rows["step"]
+    is_free = memory is not None and memory.limit_bytes - memory.used_bytes >= _MOST_FREE * memory.limit_bytes
+    return growth.is_in_few_jumps or (is_free and last_step - steps[-1] > _FAR_TIMES * len(steps))
+
+
 def _rises_alike(other: Process, growth: _Growth) -> bool:
     """Whether a rank's memory grew in the same steps by about as much."""
     if other is growth.process:
@@ -378,6 +396,8 @@ def _build_finding(group: Group, news: _News) -> Finding:
     if container is not None and container.rest_bytes is not None and container.rest_bytes < (free or 0):
         kind = kind.with_changes(severity=Severity.INFO)  # its limit ends it
         evidence["last_step"] = None
+    if container is None and not is_shared and last_step is not None and _may_be_over(growth, last_step):
+        kind, evidence["last_step"] = kind.with_changes(severity=Severity.INFO), None
     kind = _ENDED if has_ended else kind
     values: dict[str, Any] = {"kept_in": container.name, **container.values} if container is not None else {"kept_in": None}
     values["left_out"] = "files" if (rows["host_held_bytes"] != rows["host_rss_bytes"]).any() else None
