@@ -34,6 +34,7 @@ from zerotop_probe.recording.tables import ENGINE_LOSS, LOGGED, LOGGED_BITS
         ("loss tensor(-0.51, grad_fn=<MeanBackward0>)", (-0.51, None, None)),
         ("[epoch 003] train: CE=0.0008 | acc 0.991 (1.5s)", (0.0008, None, None)),
         ("ep 3 avg_loss 0.25 acc 0.9", (0.25, None, None)),
+        ("step 3 ce_loss=0.1 mse_loss=0.4 loss=0.5", (0.5, None, None)),
     ],
 )
 def test_common_forms_are_read(line: str, values: tuple[float | None, ...]) -> None:

@@ -43,6 +43,12 @@ def test_subnormal_values_are_found_in_samples(value: float, found: bool) -> Non
 
 def test_other_states_are_left_alone() -> None:
     """Tensors of other types, on no device, whose memory was given back, views with gaps, and states that are no dicts."""
+
+    class Odd:
+        @property
+        def state(self) -> object:
+            raise AssertionError("code of the job")
+
     empty, freed, odd = torch.nn.Parameter(torch.zeros(4)), torch.full((64,), 1e-40), torch.full((64, 64), 1e-40)
     freed.untyped_storage().resize_(0)
     states = [freed, odd.t()[:3], odd.double(), odd.to_sparse(), torch.empty(9, device="meta"), torch.tensor(1e-40), None]
@@ -50,7 +56,9 @@ def test_other_states_are_left_alone() -> None:
     for number, value in enumerate(states):
         optimizer.state[torch.nn.Parameter(torch.zeros(number + 1))] = {"momentum_buffer": value}
     optimizer.state[empty] = "own"
-    assert not holds_subnormal([optimizer, object()])
+    stateless = torch.optim.SGD([empty])
+    stateless.state = None
+    assert not holds_subnormal([optimizer, object(), Odd(), stateless])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from zerotop_probe.inside.guard import CostMeter, Guard
-from zerotop_probe.recording.logged_names import find_column
+from zerotop_probe.recording.logged_names import find_column, put_usual_first
 from zerotop_probe.recording.rings.ring_files import RankFiles, TableWriter
 from zerotop_probe.recording.tables import LOGGED, LOGGED_BITS, NO_RATE, OPTIMIZER_RATE, RATES_ARE_0
 
@@ -33,8 +33,8 @@ class LoggedValues:
         ``marks``: further bits of LOGGED's ``known``.
         """
         values: dict[str, float] = {}
-        for name, value in logged.items():
-            column = find_column(name) if isinstance(name, str) else None
+        for name, value in put_usual_first((name, value) for name, value in logged.items() if isinstance(name, str)):
+            column = find_column(name)
             number = read_number(value) if column is not None and column not in values else None
             if column is not None and number is not None:
                 values[column] = number

@@ -1,7 +1,7 @@
 """Whether the state of optimizers on the CPU holds subnormal numbers, with which processors compute many times slower.
 
-Momentum of weights that get no more gradients, as behind a ReLU that is always off, decays to them after some 800 steps.
-Samples of the memory are read as integers: no operation of PyTorch runs.
+The momentum of weights that get no gradients any more, as behind a ReLU that is always off, decays to such numbers in some
+800 steps. Samples of the memory are read as integers: no operation of PyTorch runs, and no code of the job.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ _MAGNITUDE, _SMALLEST_NORMAL = 0x7FFF_FFFF, 0x0080_0000  # bits of a float32
 
 
 def holds_subnormal(optimizers: Iterable[Any]) -> bool:
-    """Return whether a notable part of the sampled values is subnormal: fp32 in the memory of the CPU."""
+    """Return whether a notable part of the sampled values is subnormal. Only fp32 tensors in host memory are read."""
     found = read = 0
     for optimizer in optimizers:
-        for state in islice(getattr(optimizer, "state", {}).values(), _PARAMETERS):
+        states = getattr(optimizer, "__dict__", {}).get("state")
+        for state in islice(states.values(), _PARAMETERS) if isinstance(states, dict) else ():
             for tensor in state.values() if isinstance(state, dict) else ():
                 if _is_read(tensor):
                     values = _sample(tensor)

@@ -25,7 +25,7 @@ from zerotop.recording.output.ansi import strip_escapes
 from zerotop.recording.output.transcript import read_updates
 from zerotop.recording.reader import Recording, Source
 from zerotop.recording.samples import Floats, Ints, Rows
-from zerotop_probe.recording.logged_names import find_column
+from zerotop_probe.recording.logged_names import find_column, put_usual_first
 from zerotop_probe.recording.tables import ENGINE_LOSS, LOGGED, LOGGED_BITS, OF_NEXT_STEP, OPTIMIZER_RATE, STREAMS, UNKNOWN
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?))(?![\w.]*\w)"
@@ -66,7 +66,7 @@ def parse_line(text: str) -> tuple[str, dict[str, float]] | None:
         return None
     found = _DICT.search(text)
     body, begin = (found[0], found.start()) if found is not None else (text, 0)
-    values: dict[str, float] = {}
+    found_pairs: list[tuple[str, float]] = []
     names: list[str] = []
     loss_at = -1
     for pair in (_DICT_PAIR if found is not None else _PAIR).finditer(body):
@@ -74,13 +74,15 @@ def parse_line(text: str) -> tuple[str, dict[str, float]] | None:
         if column == "loss" and loss_at < 0:
             loss_at = begin + pair.start()
         if column is not None:
-            values.setdefault(column, float(pair[2]))
+            found_pairs.append((pair[1], float(pair[2])))
         elif loss_at < 0:
             names.append(pair[1])
     if loss_at < 0 or _EVALUATION.search(text[:loss_at]) or (found is not None and _EVALUATION_WORD.search(body)):
         return None
     if "train_runtime" in body and "train_loss" in body:  # the mean of all steps, at the end
         return None
+    # Of several with one meaning the first counts.
+    values = {find_column(name) or "": value for name, value in reversed(put_usual_first(found_pairs))}
     letters = re.sub(r"[^a-z]+", " ", _FIGURE.sub(" ", text[:loss_at].lower()))[-_MOST_LETTERS:]
     return "{" + ",".join(names) if found is not None else letters.replace(" s it ", " it s ").strip(), values
 

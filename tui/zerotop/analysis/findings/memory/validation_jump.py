@@ -180,13 +180,14 @@ def _build_finding(
     has_lower_peak = own_peak is not None and training_peak is not None and own_peak <= training_peak
     held = memory["reserved_before_bytes"] + kept
     told: dict[str, Any] = {}
+    if _is_much(jump, left):
+        told = evaluation_keepers.describe_keeper(group.lead, begin_ns, end_ns, known_ns or end_ns, keeper)
     is_near_edge = device is not None and held > EDGE_SHARE * device
     kind = _KIND.with_changes(
         severity=Severity.WARNING if is_near_edge else Severity.INFO,
         confidence=0.95 if is_larger else 0.7,
     )
-    if _is_much(jump, left):
-        told = evaluation_keepers.describe_keeper(group.lead, begin_ns, end_ns, known_ns or end_ns, keeper)
+    if told:
         kind, memory = _KEPT.with_changes(advice=told.pop("advice"), fix=told.pop("fix")), {**memory, "outlived_bytes": left}
     elif device is not None and held < USED_SHARE * device:
         kind = kind.with_changes(advice="", fix="")

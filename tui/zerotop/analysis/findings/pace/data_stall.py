@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.causes import new_iterators
-from zerotop.analysis.findings.support.causes.loader_causes import find_loader_cause, list_late_times
+from zerotop.analysis.findings.support.causes.loader_causes import MORE_WORKERS, find_loader_cause, list_late_times
 from zerotop.analysis.findings.support.causes.step_change import measure_distance
 from zerotop.analysis.findings.support.lines.line_findings import line_values
 from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine, StackLine, await_line, find_line
 from zerotop.analysis.findings.support.steps.onsets import select_from_onset
 from zerotop.analysis.findings.support.steps.runs import MOST_TURNS, find_settled_run, find_turns
-from zerotop.analysis.findings.support.steps.sampled_parts import Part, measure_part, select_every
+from zerotop.analysis.findings.support.steps.sampled_parts import Part, measure_in_steps
 from zerotop.analysis.findings.support.steps.step_values import StepValues
 from zerotop.analysis.findings.support.thresholds import MORE_STEPS, SHOWN_SHARE, STALL_SECONDS, STALL_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS, ShiftFinder
@@ -32,7 +32,7 @@ KIND = FindingKind(
         "From step {step} on, {data_s:seconds} on {waiting:ranks} (steps {first_step} to {last_step})[, {most} of it at"
         " {line}][; {workers}]."
     ),
-    advice="Raise {worker_count}, or prepare the data once, before the training.",
+    advice=MORE_WORKERS,
     fix="[{location}]",
 )
 
@@ -153,7 +153,7 @@ def _measure(wait: _Wait) -> Part:
     """Return the seconds of the wait, and of the whole iteration."""
     if wait.in_turns:  # which are of steps in a row
         return Part(float(np.mean(wait.rows["data_s"])), float(np.mean(wait.rows["iteration_s"])))
-    return measure_part(wait.rows["data_s"], wait.rows["iteration_s"], select_every(wait.process.steps, wait.rows))
+    return measure_in_steps(wait.process.steps, wait.rows, wait.rows["data_s"])
 
 
 def _find_other_pace(before: _Wait, after: _Wait) -> int | None:

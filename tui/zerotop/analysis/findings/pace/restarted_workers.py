@@ -1,16 +1,17 @@
-"""A DataLoader starts its workers anew in each step, for a new iterator: that and their end take longer than a batch."""
+"""A DataLoader starts its workers again in each step, for a new iterator."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds
-from zerotop.analysis.findings.support.steps.sampled_parts import measure_part, select_every
+from zerotop.analysis.findings.support.steps.sampled_parts import measure_in_steps
 from zerotop.recording.events.event_files import select_events
 from zerotop_probe.recording.events import LoaderStarted, Stacks
 
@@ -28,6 +29,8 @@ _KIND = FindingKind(
 )
 # Starts that show it, and how many there are for each step.
 _STARTS, _PER_STEP = 8, 0.8
+# The part of an iteration outside forward, backward and step from which this is worth a finding.
+_LEAST_SHARE = 0.1
 _LOADER = "torch/utils/data/dataloader.py"
 # Samples in the loader's own code that show the line.
 _FEWEST_SAMPLES = 2
@@ -48,12 +51,13 @@ def _find_restarts(group: Group, process: Process) -> Finding | None:
     rows = rows[np.searchsorted(rows["step"], run[0][0]) :] if run else rows[:0]
     if not len(rows):
         return None
-    own = measure_part(compute_own_seconds(rows), rows["iteration_s"], select_every(process.steps, rows))
+    own = measure_in_steps(process.steps, rows, compute_own_seconds(rows))
+    if own.share < _LEAST_SHARE:
+        return None
     line = _find_line(process, int(rows["begin_unix_ns"][0]), known_ns)
     evidence = {"starts": len(run), "own_s": own.seconds, "iteration_s": own.iteration_s}
-    place = line.place if line is not None else None
-    location = line.location if line is not None else None
-    values = {"last_step": run[-1][0], "count": len(run[-1][1].workers), "place": place, "location": location}
+    values: dict[str, Any] = {"last_step": run[-1][0], "count": len(run[-1][1].workers), "place": None}
+    values |= {"place": line.place, "location": line.location} if line is not None else {}
     kind = _KIND.with_changes(names_line=line is not None)
     return kind.at_steps(group, rows, evidence, known_ns=known_ns, cost=own.share, **values)
 

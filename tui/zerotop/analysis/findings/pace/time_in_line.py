@@ -33,7 +33,7 @@ from zerotop.analysis.findings.support.lines.stack_lines import (
     select_stacks,
 )
 from zerotop.analysis.findings.support.links import TO_DEAD_THREADS, Kinds, is_in_change, is_lost_in_same_line
-from zerotop.analysis.findings.support.steps.sampled_parts import Part, measure_part, select_every
+from zerotop.analysis.findings.support.steps.sampled_parts import Part, measure_in_steps
 from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS, SHOWN_SHARE
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text
@@ -209,7 +209,7 @@ def _measure_whole(process: Process, rows: Rows) -> dict[str, float]:
 
 def _measure_between(process: Process, rows: Rows, average: Callable[[Floats], Any] = np.median) -> Part:
     """Return the time between the phases from the first to the last of some steps with phases."""
-    return measure_part(measure_between(rows), rows["iteration_s"], select_every(process.steps, rows), average)
+    return measure_in_steps(process.steps, rows, measure_between(rows), average)
 
 
 def _has_begun_later(delay: Delay, line: StackLine) -> bool:
@@ -309,7 +309,9 @@ def _measure_loss(
     )
     since = _select_since(process, step, known_ns)
     lost, before_s = _measure_between(process, since, measure), _measure_between(process, before, measure).seconds
-    added = max(0.0, lost.seconds - before_s)
+    added = lost.seconds - before_s
+    if added < lost_s:  # the steps with phases were longer than the others
+        return None
     evidence = {"added_s": added, "iteration_s": lost.iteration_s, "between_s": lost.seconds, "before_s": before_s}
     return name_line(_LATER, line).at_steps(
         process,

@@ -29,7 +29,8 @@ _LEFT_NS, _MOST_SHARE = 5_000_000_000, 0.5
 _DISK: Advice = ("Read from a faster disk, or keep the data in memory: more workers would wait too.", "cp -r DATA /dev/shm/")
 _CORES: Advice = ("Give the job more cores, or start fewer workers: its workers wait for cores.", "{fewer_workers_fix}")
 _BUSY: Advice = ("Start more workers, or do what they compute once, before the training.", "{worker_setting}={more}")
-_MORE: Advice = ("Raise {worker_count}, or prepare the data once, before the training.", "{worker_setting}={more}")
+MORE_WORKERS = "Raise {worker_count}, or prepare the data once, before the training."
+_MORE: Advice = (MORE_WORKERS, "{worker_setting}={more}")
 _FULL: Advice = ("Prepare the data once, before the training: the job has no core for {more_workers}.", "[{location}]")
 _MAYBE_FULL: Advice = (
     "Try {worker_count}: workers help if the loading waits for files or a server. If it computes, prepare the data once,"

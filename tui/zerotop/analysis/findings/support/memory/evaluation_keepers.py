@@ -35,7 +35,7 @@ def find_keeper(process: Process, begin_ns: int, end_ns: int, left: int) -> Keep
 
 
 def describe_keeper(process: Process, begin_ns: int, end_ns: int, known_ns: int, keeper: Keeper | None) -> dict[str, Any]:
-    """Return the values of a finding about what an evaluation left, and its advice."""
+    """Return the values of a finding about what an evaluation left, and its advice; empty if nothing says why it stays."""
     holder = keeper.holder if keeper is not None else None
     # A graph keeps its own blocks, whatever the tensor at its end is a view of.
     plain = replace(holder, view_of=()) if holder is not None and holder.keeps_graph else holder
@@ -46,7 +46,9 @@ def describe_keeper(process: Process, begin_ns: int, end_ns: int, known_ns: int,
     offset_ns = process.source.offset_ns
     is_unused = any(one.begin_ns + offset_ns < end_ns and one.end_ns + offset_ns > begin_ns for one in unused)
     has_graphs = is_unused or (holder is not None and holder.keeps_graph)
-    numbers = f"Keep numbers in {holder.name}" if holder is not None else "Keep numbers of the evaluation"
+    if holder is None and not has_graphs:  # it may be what an evaluation loads once
+        return {}
+    numbers = f"Keep numbers in {holder.name} (.item())" if holder is not None else ""
     return {
         "keeper": holder.name if holder is not None else None,
         "held_by": describe_holder(plain) if plain is not None else None,
@@ -54,6 +56,6 @@ def describe_keeper(process: Process, begin_ns: int, end_ns: int, known_ns: int,
         "line": line.text if line is not None else None,
         "advice": "Evaluate under torch.no_grad(): then no graphs are kept."
         if has_graphs
-        else f"{numbers} (.item()), or copies on the host, instead of tensors on the GPU.",
+        else f"{numbers}, or copies on the host, instead of tensors on the GPU.",
         "fix": "with torch.no_grad():" if has_graphs else ".item()",
     }

@@ -52,7 +52,7 @@ def measure_part(seconds: Floats, iterations: Floats, every: Floats, average: Ca
     return Part(min(max(estimate, 0.0), whole), whole)
 
 
-def select_every(steps: Rows, phased: Rows) -> Floats:
-    """Return the iterations of all steps from the first to the last of those with phases, in seconds."""
+def measure_in_steps(steps: Rows, phased: Rows, seconds: Floats, average: Callable[[Floats], Any] = np.median) -> Part:
+    """Return :func:`measure_part` from the first to the last of some steps with phases, for all ``steps`` between them."""
     begin, end = np.searchsorted(steps["step"], (phased["step"][0], phased["step"][-1] + 1))
-    return np.asarray(steps["iteration_s"][begin:end], np.float64)
+    return measure_part(seconds, phased["iteration_s"], steps["iteration_s"][begin:end], average)
