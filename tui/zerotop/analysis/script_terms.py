@@ -76,7 +76,7 @@ def read_terms(engine: EngineFacts) -> dict[str, str]:
 
 
 def set_accumulation(engine: EngineFacts, micro_steps: int) -> str:
-    """Return the setting for so many micro-steps in a step; "" in a hand-written loop, whose names are unknown."""
+    """Return the setting to accumulate over so many micro-steps; "" in a hand-written loop, whose names are unknown."""
     if engine.library == TRAINER:
         return f"gradient_accumulation_steps={micro_steps}"
     if engine.kind == LOOP:

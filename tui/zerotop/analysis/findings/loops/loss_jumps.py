@@ -153,8 +153,8 @@ _JUMPED = FindingKind(
 )
 _BACK = _JUMPED.with_changes(
     advice=(
-        "See what the model and its batches are since then: inputs and labels that do not belong together, or weights that"
-        " were made anew, give a loss as at first."
+        "See what changed in the model and its batches there: inputs and labels that no longer belong together, or newly"
+        " initialized weights, give such a loss."
     ),
     fix="",
 )

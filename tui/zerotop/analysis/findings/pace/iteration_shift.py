@@ -257,8 +257,8 @@ def _build_finding(told: ToldShift) -> Finding:
 
 
 def _describe_cause(cause: Cause) -> Text:
-    template = "{text}; this changed {between}" if cause.between else "at the same time {text}"
-    return Text(template, {"text": cause.text, "between": cause.between})
+    template = "{text}; this changed {when}" if cause.when else "at the same time {text}"
+    return Text(template, {"text": cause.text, "when": cause.when})
 
 
 def _has_cost_little(told: ToldShift) -> bool:

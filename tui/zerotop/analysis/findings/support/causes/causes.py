@@ -195,9 +195,9 @@ def _check_interruption(change: step_change.StepChange) -> step_change.Cause | N
 
 
 def _changed_pace_before(change: step_change.StepChange, column: str) -> bool:
-    """Whether the pace also changed after each earlier interruption of the kind, for good; true if there was none.
+    """Whether the pace also changed, and stayed so, after each earlier interruption of the kind; true if there was none.
 
-    The first steps after one may be slower: the pace is that of up to LEVEL_STEPS just before the next one.
+    The first steps after one may be slower. So the pace is that of up to LEVEL_STEPS just before the next one.
     """
     steps = change.process.steps[: np.searchsorted(change.process.steps["step"], change.step)]
     change_s, paused = change.added_s, np.flatnonzero(steps[column] > 0)[-_EARLIER:].tolist()

@@ -56,7 +56,7 @@ class Cause(NamedTuple):
     callee: str = ""  # the function that this line must call
     line: CodeLine | None = None  # the line that causes it, where it is known without stacks of the delay
     is_host: bool = False  # whether ranks lacked cores, perhaps for a while only
-    between: str = ""  # when it was made, if that is known and earlier, or hardly known: ``between steps 0 and 160``
+    when: str = ""  # it was made, if that is known to be earlier, or hardly known: ``between steps 0 and 160``
     is_code: bool = False  # whether other code runs since, for which the GPU may have more work
 
 

@@ -1,4 +1,4 @@
-"""Updates on the CPU that take longer because the optimizer's state holds subnormal numbers: there come more and more."""
+"""Updates on the CPU that take longer because the optimizer's state holds more and more subnormal numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UPDATES_PART, _LONGER_TIMES, _ALIKE_TIMES = 0.6, 1.15, 1.1
 
 
 def check_subnormal(change: StepChange) -> Cause | None:
-    """Return the cause that the updates take longer, and nothing else, and the state holds such numbers since some step."""
+    """Return the cause if only the updates take longer, and the optimizer's state is known to hold such numbers."""
     known = [
         one
         for event in change.process.events_of(TrainingChanged)
@@ -33,7 +33,7 @@ def check_subnormal(change: StepChange) -> Cause | None:
         return None
     return Cause(
         "the optimizer's state holds subnormal numbers, with which the CPU computes more slowly",
-        "Let the CPU take numbers that small for 0, by one call at the start of the script, in each rank.",
+        "Let the CPU treat such small numbers as 0: call this once at the start of the script, in each rank.",
         "torch.set_flush_denormal(True)",
         0.85,
     )

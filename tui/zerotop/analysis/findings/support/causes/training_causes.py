@@ -129,7 +129,10 @@ _CONVERSIONS = {"float32": "float", "float64": "double"}
 
 
 def check_training(change: StepChange) -> Cause | None:
-    """Return the cause that the training itself was changed, with the line that did it, or other code runs since."""
+    """Return the cause that the training itself was changed, with the line that did it, or other code runs since.
+
+    Or its numbers became such that updates take longer.
+    """
     off_ns = round(_STEPS_OFF * 1e9 * change.after_s)
     earliest_ns, latest_ns = int(change.before["end_unix_ns"][-1]) - off_ns, int(change.after["end_unix_ns"][0]) + off_ns
     found = change.process.find_changes(earliest_ns, latest_ns, change.latest_ns)
@@ -140,7 +143,7 @@ def check_training(change: StepChange) -> Cause | None:
     is_told = fitting[0].effect_on_time != 0 or fitting[0].line is not None
     cause = Cause(describe_changes(fitting), *_advise(change, fitting[0], change.added_s), 0.95 if is_told else 0.85)
     cause = cause._replace(is_expected=any(map(_is_meant, fitting)))
-    return cause._replace(between=_name_steps(change, fitting))
+    return cause._replace(when=_name_steps(change, fitting))
 
 
 def _is_meant(one: TrainingChange) -> bool:
