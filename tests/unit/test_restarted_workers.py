@@ -8,7 +8,7 @@ import pytest
 
 from in_pieces import find_at_end
 from small_recording import BEGIN_NS, S, make_identity, make_span, write_table
-from zerotop.analysis.findings.pace import restarted_workers
+from zerotop.analysis.findings.pace import data_stall, restarted_workers
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, SPANS
 from zerotop_probe.recording.writer import EventWriter
@@ -25,11 +25,15 @@ FRAMES = [
 ]
 
 
-def write_job(folder: Path, started: list[int], *, sampled: bool) -> None:
-    """Write 40 steps of 0.2 s, 0.15 s of it before the forward, and starts of two workers in these steps."""
+def write_job(folder: Path, started: list[int], *, sampled: bool, waits: bool = False) -> None:
+    """Write 40 steps of 0.2 s, 0.15 s of it before the forward, and starts of two workers in these steps.
+
+    ``waits``: the first 0.1 s are in the data phase.
+    """
     spans = []
     for step in range(40):
         at = step * STEP_S
+        spans += [make_span(at, at + 0.1, "data", step)] if waits else []
         for phase, begin, end in (("forward", 0.15, 0.17), ("backward", 0.17, 0.19), ("step", 0.19, 0.2)):
             spans.append(make_span(at + begin, at + end, phase, step, BOUNDARY * (phase == "step")))
     write_table(folder, SPANS, make_identity(0), *spans).close()
@@ -53,10 +57,17 @@ def test_workers_that_start_in_each_step_are_told_with_their_line(tmp_path: Path
     (found,) = find_at_end(tmp_path, [restarted_workers.detect])
     assert found.step is not None
     assert abs(found.step - first) <= 1
-    assert found.headline.endswith("started again in each step" + (": train.py:12" if sampled else ""))
+    assert found.headline == "In each step 2 loader workers start again" + (": train.py:12" if sampled else "")
     assert found.named_line == ("train.py:12" if sampled else "")
     assert found.evidence["own_s"] == pytest.approx(0.15, rel=0.01)
     assert found.cost == pytest.approx(0.75, rel=0.01)
+
+
+def test_the_wait_for_their_data_is_no_second_finding(tmp_path: Path) -> None:
+    write_job(tmp_path, list(range(40)), sampled=True, waits=True)
+    detectors = [data_stall.detect, restarted_workers.detect]
+    assert [one.name for one in find_at_end(tmp_path, detectors[:1])] == ["data_stall"]
+    assert [one.name for one in find_at_end(tmp_path, detectors)] == ["workers_restarted"]
 
 
 @pytest.mark.parametrize("started", [[0], [0, 10, 20, 30], list(range(0, 40, 2)), list(range(6))])

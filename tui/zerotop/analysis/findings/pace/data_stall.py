@@ -16,6 +16,7 @@ from zerotop.analysis.findings.support.causes.loader_causes import MORE_WORKERS,
 from zerotop.analysis.findings.support.causes.step_change import measure_distance
 from zerotop.analysis.findings.support.lines.line_findings import line_values
 from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine, StackLine, await_line, find_line
+from zerotop.analysis.findings.support.links import Kinds, is_simultaneous
 from zerotop.analysis.findings.support.steps.onsets import select_from_onset
 from zerotop.analysis.findings.support.steps.runs import MOST_TURNS, find_settled_run, find_turns
 from zerotop.analysis.findings.support.steps.sampled_parts import Part, measure_in_steps
@@ -34,6 +35,7 @@ KIND = FindingKind(
     ),
     advice=MORE_WORKERS,
     fix="[{location}]",
+    superseded_by=(Kinds(is_simultaneous, "workers_restarted"),),
 )
 
 # If the other ranks have their data, and wait for this one.

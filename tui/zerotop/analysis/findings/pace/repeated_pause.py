@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.findings.support.causes.loader_causes import find_loader_cause
+from zerotop.analysis.findings.support.causes.loader_causes import KEEP_WORKERS, find_loader_cause
 from zerotop.analysis.findings.support.causes.pause_causes import find_pause_cause
 from zerotop.analysis.findings.support.evidence import Floats, Group, Ints, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
@@ -66,10 +66,7 @@ _LOADING = _KIND.with_changes(
     ),
     advice="See what those iterations read that the others do not. Workers that load ahead hide it.",
 )
-_STARTING = _LOADING.with_changes(
-    advice="A new DataLoader starts new workers: create it once, and let it keep them.",
-    fix="persistent_workers=True",
-)
+_STARTING = _LOADING.with_changes(advice=KEEP_WORKERS[0], fix=KEEP_WORKERS[1])
 _LOADER = "", 0  # in place of a line
 # Pauses that show a line, and their share of the time since the first one.
 _FEWEST_PAUSES = 3

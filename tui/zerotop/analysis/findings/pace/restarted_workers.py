@@ -10,6 +10,7 @@ import numpy as np
 
 from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
+from zerotop.analysis.findings.support.causes.loader_causes import KEEP_WORKERS
 from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds
 from zerotop.analysis.findings.support.steps.sampled_parts import measure_in_steps
 from zerotop.recording.events.event_files import select_events
@@ -18,14 +19,14 @@ from zerotop_probe.recording.events import LoaderStarted, Stacks
 _KIND = FindingKind(
     name="workers_restarted",
     confidence=0.95,
-    headline="Its {count:count loader worker} are started again in each step[: {place}]",
+    headline="In each step {count:count loader worker} {start} again[: {place}]",
     details=(
         "{starts:.0f} times up to step {last_step}[, by a new iterator of the DataLoader at {place}]. Each"
-        " {iteration_s:seconds} iteration spends {own_s:seconds} outside forward, backward and step, in which the workers"
-        " start, load a first batch, and end."
+        " {iteration_s:seconds} iteration spends {own_s:seconds} outside forward, backward and step, in which workers start,"
+        " load a first batch, and end."
     ),
-    advice="Keep the workers; or make the iterator once, before the loop.",
-    fix="persistent_workers=True",
+    advice=KEEP_WORKERS[0],
+    fix=KEEP_WORKERS[1],
 )
 # Starts that show it, and how many there are for each step.
 _STARTS, _PER_STEP = 8, 0.8
@@ -56,8 +57,9 @@ def _find_restarts(group: Group, process: Process) -> Finding | None:
         return None
     line = _find_line(process, int(rows["begin_unix_ns"][0]), known_ns)
     evidence = {"starts": len(run), "own_s": own.seconds, "iteration_s": own.iteration_s}
-    values: dict[str, Any] = {"last_step": run[-1][0], "count": len(run[-1][1].workers), "place": None}
-    values |= {"place": line.place, "location": line.location} if line is not None else {}
+    count = len(run[-1][1].workers)
+    values: dict[str, Any] = {"last_step": run[-1][0], "count": count, "start": "start" if count > 1 else "starts"}
+    values |= {"place": line.place, "location": line.location} if line is not None else {"place": None}
     kind = _KIND.with_changes(names_line=line is not None)
     return kind.at_steps(group, rows, evidence, known_ns=known_ns, cost=own.share, **values)
 

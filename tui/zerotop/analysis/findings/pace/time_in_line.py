@@ -48,6 +48,7 @@ _ALWAYS = FindingKind(
         "In steps {step} to {last_step}, {between_s:seconds} of it are outside data, forward, backward and step,"
         " {most} of that at {line}."
     ),
+    superseded_by=(Kinds(is_lost_in_same_line, "workers_restarted"),),
 )
 # Code of the job's own, from its first steps on, may be how the job is meant to be: rollouts, or a sampler of graphs.
 _OWN = _ALWAYS.with_changes(severity=Severity.INFO)
@@ -67,7 +68,7 @@ _LATER = FindingKind(
         " {before_s:seconds}. Most of it is spent at {line}, in {steps_share:percent} of the sampled steps."
     ),
     explained_by=(*TO_DEAD_THREADS, Kinds(is_lost_in_same_line, "data_stall")),
-    superseded_by=(Kinds(is_in_change, "iteration_shift"),),
+    superseded_by=(Kinds(is_in_change, "iteration_shift"), *_ALWAYS.superseded_by),
 )
 _SAMPLED = " Some of the samples are of later steps, up to {sampled_step}."
 # Findings after which steps before and after are not told together.

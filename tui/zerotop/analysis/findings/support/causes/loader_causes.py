@@ -29,6 +29,10 @@ _LEFT_NS, _MOST_SHARE = 5_000_000_000, 0.5
 _DISK: Advice = ("Read from a faster disk, or keep the data in memory: more workers would wait too.", "cp -r DATA /dev/shm/")
 _CORES: Advice = ("Give the job more cores, or start fewer workers: its workers wait for cores.", "{fewer_workers_fix}")
 _BUSY: Advice = ("Start more workers, or do what they compute once, before the training.", "{worker_setting}={more}")
+KEEP_WORKERS: Advice = (
+    "A new DataLoader or iterator starts new workers: create it once, and let it keep them.",
+    "persistent_workers=True",
+)
 MORE_WORKERS = "Raise {worker_count}, or prepare the data once, before the training."
 _MORE: Advice = (MORE_WORKERS, "{worker_setting}={more}")
 _FULL: Advice = ("Prepare the data once, before the training: the job has no core for {more_workers}.", "[{location}]")
