@@ -10,8 +10,8 @@ import pytest
 import recordings
 from counted_recordings import count_steps
 from zerotop.analysis.findings import detect_findings
-from zerotop.analysis.findings.support.steps.sampled_parts import measure_part
 from zerotop.analysis.formatting import Text
+from zerotop.analysis.steps.sampled_parts import measure_part
 from zerotop.recording.reader import Recording
 from zerotop.recording.steps.step_table import read_rank_steps
 
@@ -20,19 +20,22 @@ def test_the_part_of_steps_that_were_longer_than_others_is_less_in_all() -> None
     random = np.random.default_rng(0)
     waited = random.choice([0.002, 0.010, 0.020], 300)
     every = 0.008 + waited + random.normal(0, 0.0005, 300)
-    long = np.flatnonzero(waited > 0.005)[:40]
+    long = np.concatenate([np.flatnonzero(waited > 0.005)[:40], np.flatnonzero(waited < 0.005)[:3]])
     part = measure_part(waited[long], every[long], every, np.mean)
     assert part.iteration_s == pytest.approx(every.mean())
-    assert np.mean(waited[long]) > 1.3 * waited.mean()
+    assert np.mean(waited[long]) > 1.2 * waited.mean()
     assert part.seconds == pytest.approx(waited.mean(), rel=0.05)
 
 
-def test_without_counted_steps_and_in_few_steps() -> None:
+def test_without_counted_steps_and_with_steps_unlike_all_with_phases() -> None:
     each = np.array([0.1, 0.2, 0.3])
     assert measure_part(each / 2, each, each) == (0.1, 0.2)
-    assert measure_part(each / 2, each, np.array([0.1, np.nan, 0.1, 0.1, 0.2, 0.3])) == (pytest.approx(0.05), 0.1)
+    every = np.array([0.1, np.nan, 0.1, 0.1, 0.2, 0.3, 5.0, 0.01])
+    assert measure_part(each / 2, each, every) == (pytest.approx(0.05), pytest.approx(0.1))
     steady = np.full(20, 0.2)
-    assert measure_part(steady / 4, steady, np.full(40, 0.1)) == (pytest.approx(0.025), pytest.approx(0.1))
+    assert measure_part(steady / 4, steady, np.full(40, 0.12)) == (pytest.approx(0.03), pytest.approx(0.12))
+    nothing = np.zeros(3)
+    assert measure_part(nothing, nothing, np.zeros(9)) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.findings.support.thresholds import RECENT_STEPS
 from zerotop.analysis.ranks.delays import RankDelay
 from zerotop.analysis.steps.attempts import split_attempts
+from zerotop.analysis.steps.sampled_parts import ALIKE_TIMES
 from zerotop.recording.samples import Ints
 from zerotop.recording.steps.missing_steps import find_recorded
 from zerotop.recording.steps.step_table import RankSteps
@@ -26,7 +27,6 @@ from zerotop_probe.recording.tables import UNKNOWN
 
 Matrix = NDArray[np.floating[Any]]  # ranks x steps, NaN where nothing is known
 _SKIPPING_RUN = 3  # steps that fp16 skips one after the other, before which figures do not look back
-_ALIKE_TIMES = 2.0  # the most by which the duration of a step and of the one from which its phases are estimated differ
 _ESTIMATED_RANKS = 256  # ranks of which phases are estimated together: each takes a table of steps by steps
 _FEWEST_DELAYED = 5  # steps since a rank began to delay the others; figures then cover only these
 
@@ -300,7 +300,7 @@ def _estimate_phases(times: dict[RankMetric, Matrix], ranks: NDArray[np.intp]) -
         distance = np.nan_to_num(np.abs(np.log(ratio)), nan=np.inf)
     like = distance.argmin(axis=2)
     rows = np.arange(len(seconds))[:, None]
-    is_like = is_unknown & (distance.min(axis=2, initial=np.inf) <= np.log(_ALIKE_TIMES))
+    is_like = is_unknown & (distance.min(axis=2, initial=np.inf) <= np.log(ALIKE_TIMES))
     for metric in _PHASES:
         own = times[metric][ranks]
         times[metric][ranks] = np.where(is_like, own[rows, like] * ratio[rows, np.arange(seconds.shape[1]), like], own)

@@ -19,10 +19,10 @@ from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine
 from zerotop.analysis.findings.support.links import Kinds, is_simultaneous
 from zerotop.analysis.findings.support.steps.onsets import select_from_onset
 from zerotop.analysis.findings.support.steps.runs import MOST_TURNS, find_settled_run, find_turns
-from zerotop.analysis.findings.support.steps.sampled_parts import Part, measure_in_steps
 from zerotop.analysis.findings.support.steps.step_values import StepValues
 from zerotop.analysis.findings.support.thresholds import MORE_STEPS, SHOWN_SHARE, STALL_SECONDS, STALL_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS, ShiftFinder
+from zerotop.analysis.steps.sampled_parts import Part, measure_in_steps
 from zerotop.recording.samples import Rows
 
 KIND = FindingKind(

@@ -12,7 +12,7 @@ from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.causes.loader_causes import KEEP_WORKERS
 from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds
-from zerotop.analysis.findings.support.steps.sampled_parts import measure_in_steps
+from zerotop.analysis.steps.sampled_parts import measure_in_steps
 from zerotop.recording.events.event_files import select_events
 from zerotop_probe.recording.events import LoaderStarted, Stacks
 

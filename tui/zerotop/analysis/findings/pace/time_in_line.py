@@ -33,10 +33,10 @@ from zerotop.analysis.findings.support.lines.stack_lines import (
     select_stacks,
 )
 from zerotop.analysis.findings.support.links import TO_DEAD_THREADS, Kinds, is_in_change, is_lost_in_same_line
-from zerotop.analysis.findings.support.steps.sampled_parts import Part, measure_in_steps
 from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS, SHOWN_SHARE
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text
+from zerotop.analysis.steps.sampled_parts import Part, measure_in_steps
 from zerotop_probe.recording.events import GraphReplays, Stacks
 
 _ALWAYS = FindingKind(

@@ -20,8 +20,8 @@ from zerotop.analysis.findings.support.causes.step_change import compute_own_sec
 from zerotop.analysis.findings.support.links import Kinds, is_simultaneous
 from zerotop.analysis.findings.support.steps.contests import are_equal, find_slow_rounds
 from zerotop.analysis.findings.support.steps.growing_batches import UNKNOWN_SIZES, get_batch_sizes, name_size
-from zerotop.analysis.findings.support.steps.sampled_parts import measure_part
 from zerotop.analysis.findings.support.thresholds import STALL_SECONDS
+from zerotop.analysis.steps.sampled_parts import measure_part
 from zerotop.recording.moments.records import Records
 from zerotop.recording.samples import Floats, Ints, Rows, read_column
 from zerotop_probe.recording.tables import PHASE_CODE

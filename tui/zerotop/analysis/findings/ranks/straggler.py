@@ -24,10 +24,10 @@ from zerotop.analysis.findings.support.nccl_figures import NcclWait, find_wait
 from zerotop.analysis.findings.support.steps.late_spells import LateSpell, LateSpells, LateStep, find_late
 from zerotop.analysis.findings.support.steps.lost_time import has_cost_little
 from zerotop.analysis.findings.support.steps.onsets import select_from_onset
-from zerotop.analysis.findings.support.steps.sampled_parts import Part, measure_part
 from zerotop.analysis.findings.support.thresholds import MORE_STEPS, RECENT_STEPS
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
+from zerotop.analysis.steps.sampled_parts import Part, measure_part
 
 _KIND = FindingKind(
     name="straggler",

@@ -1,7 +1,8 @@
 """What a part of an iteration takes, where only some of the steps have phases and the others were counted.
 
 Steps with phases are few in short steps, and may be longer or shorter than the others by chance. How long each iteration
-took is known for all, and corrects for it.
+took is known for all: a counted step is taken to be divided as the step with phases that took the most similar time, as on
+the Ranks screen.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import numpy as np
 
 from zerotop.recording.samples import Floats, Rows
 
-# Steps with phases from which the part follows the iteration in its own way; in fewer it is in proportion.
-_FEWEST_FITTED = 12
+ALIKE_TIMES = 2.0
+"""The most by which the duration of a step and of the one from which its phases are estimated differ, as a factor."""
+# From this part of the steps on, those that took another time, such as pauses, are left out.
+_MOST_ALIKE = 0.75
 
 
 class Part(NamedTuple):
@@ -38,18 +41,21 @@ def measure_part(seconds: Floats, iterations: Floats, every: Floats, average: Ca
         every: those of all steps from the first to the last of them, counted ones included; NaN where unknown.
         average: the median, or the mean where only some of the steps have the part.
 
-    The iteration is the average of all. The part is estimated from it by linear regression within the steps with phases
-    (W. G. Cochran, Sampling Techniques, 3rd edition, chapter 7), where others were counted.
+    A few steps that took a time unlike any with phases count in neither.
     """
-    every = every[~np.isnan(every)]
-    part, sampled = float(average(seconds)), float(average(iterations))
-    if len(every) <= len(iterations):
-        return Part(part, sampled)
-    whole, slope = float(average(every)), part / sampled
-    if len(iterations) >= _FEWEST_FITTED and (spread := float(np.var(iterations))) > 0:
-        slope = float(np.mean((seconds - seconds.mean()) * (iterations - iterations.mean()))) / spread
-    estimate = part + min(1.0, max(0.0, slope)) * (whole - sampled)
-    return Part(min(max(estimate, 0.0), whole), whole)
+    if np.count_nonzero(~np.isnan(every)) > len(iterations):
+        order = np.argsort(iterations, kind="stable")
+        known = iterations[order]
+        bounds = np.sqrt(known[1:] * known[:-1])  # in the middle by their ratio
+        like = order[np.searchsorted(bounds, every)]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = every / iterations[like]
+        is_counted = (ratio <= ALIKE_TIMES) & (ratio >= 1 / ALIKE_TIMES)  # false for NaN
+        if is_counted.sum() < _MOST_ALIKE * np.isfinite(ratio).sum():
+            is_counted = np.isfinite(ratio)
+        if is_counted.any():
+            seconds, iterations = (seconds[like] * ratio)[is_counted], every[is_counted]
+    return Part(float(average(seconds)), float(average(iterations)))
 
 
 def measure_in_steps(steps: Rows, phased: Rows, seconds: Floats, average: Callable[[Floats], Any] = np.median) -> Part:
