@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from zerotop.ui.app.start_app import StartApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import BLOCKS, Glyphs
 from zerotop.ui.start.screen import StartScreen
+from zerotop_probe.outside.attaching.jobs import FoundJob
 
 
 def filled_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -39,9 +40,14 @@ def filled_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Start:
     """The program that lists the default folder."""
 
-    def __init__(self, glyphs: Glyphs = BLOCKS, settings: UserSettings | None = None) -> None:
+    def __init__(
+        self,
+        glyphs: Glyphs = BLOCKS,
+        settings: UserSettings | None = None,
+        job_finder: Callable[[], Sequence[FoundJob]] = list,
+    ) -> None:
         place = catalog.find_default_folder()
-        self.desk = UserLibrary(Overviews(place, None, lambda path: False), job_finder=list)
+        self.desk = UserLibrary(Overviews(place, None, lambda path: False), job_finder=job_finder)
         self.app = StartApp(self.desk, glyphs=glyphs, settings=settings)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from zerotop.ui.drawing.theme import LIGHT_NAME
 from zerotop.ui.iteration.screen import IterationScreen
 from zerotop.ui.live.screen import LiveScreen
 from zerotop.ui.start.screen import StartScreen
+from zerotop_probe.outside.attaching.jobs import FoundJob
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.events import Node
 from zerotop_probe.recording.writer import EventWriter, Identity
@@ -287,6 +289,22 @@ async def test_a_live_one_and_files_elsewhere_are_never_deleted(recording_root: 
         assert isinstance(start.app.screen, StartScreen)
     assert (recording_root / "now" / "session.json").is_file()
     assert (elsewhere / "session.json").is_file()
+
+
+async def test_a_recording_is_listed_soon_where_the_first_search_waited_long(recording_root: Path) -> None:
+    """On a busy machine a search takes seconds: what it waited for was no work, after which it would rest."""
+
+    def find_slowly() -> Sequence[FoundJob]:
+        time.sleep(2)
+        return []
+
+    start = Start(job_finder=find_slowly)
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        await wait_for_list(start, pilot)
+        directory.create_recording(["python", "train.py"], path=str(recording_root / "fresh"), launcher="python")
+        begin_s = time.monotonic()
+        await wait_until(pilot, lambda: "4 recordings" in start.text())
+        assert time.monotonic() - begin_s < 20
 
 
 async def test_a_recording_that_appears_is_listed(recording_root: Path) -> None:

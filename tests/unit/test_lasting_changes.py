@@ -227,6 +227,14 @@ def test_iterations_that_begin_to_take_turns(tmp_path: Path) -> None:
     assert not find(tmp_path / "always", steps_in_turn.detect)
 
 
+def test_turns_that_are_long_only_at_times_are_not_told(tmp_path: Path) -> None:
+    """Of turns that differ, the last one alone would be a beginning: nothing follows from one."""
+    longer_s = [0.0] * 18 + [0.2, 0.2, 0.06, 0.2, 0.2, 0.2, 0.0, 0.05, 0.06, 0.05, 0.05, 0.2]
+    steps = [[0.04, 0.04, 0.01, 0.01 + (0.0 if step % 3 else longer_s[step // 3])] for step in range(88)]
+    write_parts(tmp_path, steps)
+    assert not find(tmp_path, steps_in_turn.detect)
+
+
 @pytest.mark.parametrize(("ahead_s", "told"), [(0.01, 0), (0.045, 1)])
 def test_a_long_step_after_which_the_host_runs_ahead_loses_no_time(tmp_path: Path, ahead_s: float, told: int) -> None:
     """Each twentieth waits for the GPU, whose work takes longer from step 281 on."""

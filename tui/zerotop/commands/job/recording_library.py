@@ -28,7 +28,8 @@ from zerotop_probe.outside.job import job_control
 from zerotop_probe.recording.directory import SESSION_FILE
 
 _POLL_S, _JOBS_S = 1.0, 3.0
-_REST_FACTOR = 20  # pauses last this many times as long as a scan, which keeps scanning below 5 % of a core
+# Pauses last this many times as long as a scan, which keeps scanning below 5 % of a core; but a change is seen after this.
+_REST_FACTOR, _LONGEST_REST_S = 20, 10.0
 
 
 class UserLibrary:
@@ -57,7 +58,7 @@ class UserLibrary:
     def _read_changes(self) -> None:
         jobs_due_s = 0.0
         while not self._stopped.is_set():
-            begin_s = time.monotonic()
+            begin_s = time.thread_time()
             self._wake.clear()
             self._overviews.list_recordings()
             while not self._stopped.is_set() and self._overviews.read_next() is not None:
@@ -66,7 +67,7 @@ class UserLibrary:
             if time.monotonic() >= jobs_due_s:
                 self._find_jobs()
                 jobs_due_s = time.monotonic() + _JOBS_S
-            rest_s = max(_POLL_S, _REST_FACTOR * (time.monotonic() - begin_s))
+            rest_s = min(max(_POLL_S, _REST_FACTOR * (time.thread_time() - begin_s)), _LONGEST_REST_S)
             self._wake.wait(_POLL_S if self._search_findings() else rest_s)
 
     def _search_findings(self) -> bool:
