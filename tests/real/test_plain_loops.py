@@ -135,6 +135,7 @@ def test_the_recorded_loop_has_its_model_and_optimizer(ddp_run: Counted, number:
         "unread": {},
     }
     assert {name: engine[name] for name in expected} == expected
+    assert engine["names"] == {"model": "ddp", "optimizer": "optimizer", "scheduler": "schedule"}
     assert rank.find_events("hello")[0]["launcher"] == "torchrun"
     hosts = {event["when"]: event["host"] for event in rank.find_events("tensors")}
     weights = 4 * own["parameters"]

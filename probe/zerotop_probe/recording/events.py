@@ -224,6 +224,7 @@ class EngineFacts(Facts):
     optimizer: str | None  # class name; empty without one
     inner_optimizer: str | None  # class name of the optimizer that DeepSpeed wraps; of a loop, as optimizer
     optimizers: list[EngineOptimizer] | None  # the optimizers of a loop, or the one that DeepSpeed wraps
+    names: dict[str, str] | None  # what the script calls a loop's model, optimizer, scheduler, by these words
     device: str | None  # torch device of the engine
     devices: list[EngineDevice] | None  # the GPU of this process, if it has one
     allocator: str | None  # native, cudaMallocAsync or pluggable; null without CUDA

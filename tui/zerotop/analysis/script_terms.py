@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from zerotop.analysis.engine import LOOP
@@ -64,6 +65,8 @@ _DEEPSPEED_TERMS = {
     "lower_scale": ('set "fp16.initial_scale_power" lower', "give GradScaler a lower init_scale"),
     "rarer_growth": ('raise "fp16.loss_scale_window"', "raise GradScaler's growth_interval"),
 }
+# Variables, not attributes, words of strings or settings of these names.
+_NAMED_PARTS = re.compile(r"""(?<![\w."'{])(model|optimizer|scheduler)(?![\w"'])""")
 _NVME_FIX = '"offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}'
 
 
@@ -72,7 +75,14 @@ def read_terms(engine: EngineFacts) -> dict[str, str]:
     is_loop, by_hand = engine.kind == LOOP, engine.library != TRAINER
     terms = {name: texts[by_hand] for name, texts in _TRAINER_TERMS.items()}
     terms |= {name: texts[is_loop] for name, texts in _DEEPSPEED_TERMS.items()}
-    return terms | _name_batch(engine, is_loop=is_loop, by_hand=by_hand) | _name_host_memory(engine, terms)
+    terms |= _name_batch(engine, is_loop=is_loop, by_hand=by_hand) | _name_host_memory(engine, terms)
+    return {name: use_names(text, engine) if name.endswith("fix") else text for name, text in terms.items()}
+
+
+def use_names(code: str, engine: EngineFacts) -> str:
+    """Return code with what the script calls its model, optimizer and scheduler, where that is known."""
+    names = engine.names or {}
+    return _NAMED_PARTS.sub(lambda match: names.get(match[0], match[0]), code) if names else code
 
 
 def set_accumulation(engine: EngineFacts, micro_steps: int) -> str:

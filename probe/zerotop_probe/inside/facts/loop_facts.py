@@ -17,10 +17,12 @@ from zerotop_probe.inside.facts.engine_facts import (
     read_facts,
     write_tensors,
 )
+from zerotop_probe.inside.facts.script_names import find_names
 from zerotop_probe.inside.guard import now
 from zerotop_probe.inside.inspection import identity, optimizer_facts, sharding, tensor_parts
 from zerotop_probe.inside.inspection.training_library import TrainingLibrary
 from zerotop_probe.inside.probe import Probe
+from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording import events, launchers
 from zerotop_probe.recording.interruptions import is_interruption
 
@@ -267,6 +269,7 @@ _FACT_READERS: dict[str, Callable[[LoopParts], Any]] = {
     "optimizer": _name_optimizers,
     "inner_optimizer": _name_optimizers,
     "optimizers": _describe_optimizers,
+    "names": lambda parts: find_names(parts.modules, parts.optimizers, PathNames.for_this_process()),
     "device": lambda parts: str(find_device(parts.modules, parts.optimizers) or ""),
     "devices": lambda parts: read_devices(find_device(parts.modules, parts.optimizers)),
     "allocator": lambda parts: read_allocator(find_device(parts.modules, parts.optimizers)),

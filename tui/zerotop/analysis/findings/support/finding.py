@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from numpy.typing import NDArray
 
 from zerotop.analysis.formatting import Text
-from zerotop.analysis.script_terms import read_terms
+from zerotop.analysis.script_terms import read_terms, use_names
 from zerotop_probe.recording.events import EngineFacts
 
 
@@ -204,11 +204,12 @@ class FindingKind:
         if ranks is None:
             ranks = subject.ranks_at(known_ns) if subject is not None else ()
         numbers = {name: float(value) for name, value in evidence.items() if value is not None}
-        terms = read_terms(subject.engine if subject is not None else EngineFacts({}))
+        engine = subject.engine if subject is not None else EngineFacts({})
+        terms = read_terms(engine)
         terms["command"] = (subject.command if subject is not None else "") or "COMMAND"
         values = {**terms, **numbers, "step": step, "rank": next(iter(ranks), None), **values}
         headline, details, advice, fix = (
-            Text(template, values) for template in (self.headline, self.details, self.advice, self.fix)
+            Text(template, values) for template in (self.headline, self.details, self.advice, use_names(self.fix, engine))
         )
         head = self.name, begin_ns, end_ns, known_ns, step, tuple(ranks), self.severity, self.confidence
         return Finding(*head, headline, details, advice, fix, numbers, min(1.0, max(0.0, cost)), self)
