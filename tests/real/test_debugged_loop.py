@@ -14,7 +14,7 @@ from real_jobs import run_recorded
 from zerotop.analysis.findings import Finding, detect_findings
 from zerotop.recording.reader import Recording
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.alone, pytest.mark.timeout(600)]
 
 ANOMALY = 120
 

@@ -49,7 +49,7 @@ def test_the_file_follows_a_training_job_and_goes_with_it(tmp_path: Path) -> Non
         values = read_values(folder / "zerotop-mine.prom")
         if values.get("zerotop_steps_total"):
             done = len(output.read_text().splitlines())
-            assert values["zerotop_steps_total"] <= done, "no step before it was made"
+            assert values["zerotop_steps_total"] <= done + 1, "no step before it was made; the last may not be printed yet"
             counts.append(int(values["zerotop_steps_total"]))
             alive.append((values["zerotop_job_running"], values["zerotop_rank_alive"]))
         time.sleep(0.1)

@@ -13,7 +13,7 @@ from real_jobs import run_recorded
 from zerotop.analysis.findings import detect_findings
 from zerotop.recording.reader import Recording
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.alone, pytest.mark.timeout(600)]
 
 SCRIPT = LOOPS / "unnamed.py"
 PYTHON = shlex.quote(sys.executable)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from patience import lengthen
 from zerotop_probe.recording.tables import STREAMS
 
 AGENT = [sys.executable, "-m", "zerotop_probe.outside"]
@@ -31,9 +32,9 @@ def run_in_foreground(recording: Path, *command: str, **options: Any) -> subproc
 
 def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Wait until a condition holds; return its value."""
-    deadline = time.monotonic() + seconds
+    begin_s = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() - begin_s < lengthen(seconds), "waited in vain"
         time.sleep(0.02)
     return value
 

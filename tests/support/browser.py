@@ -15,6 +15,8 @@ from typing import Any
 
 import aiohttp
 
+from patience import lengthen
+
 PATIENCE_S = 60.0
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
@@ -61,7 +63,7 @@ class Page:
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
         while True:
-            answer = await self._socket.receive_json(timeout=PATIENCE_S)
+            answer = await self._socket.receive_json(timeout=lengthen(PATIENCE_S))
             if answer.get("method") == "Network.requestWillBeSent":
                 self.requested.append(answer["params"]["request"]["url"])
             if answer.get("id") == number:
@@ -87,7 +89,7 @@ class Page:
 
     async def wait_for(self, text: str) -> str:
         """Wait until the terminal shows a text; return the terminal's whole text."""
-        deadline = asyncio.get_running_loop().time() + PATIENCE_S
+        deadline = asyncio.get_running_loop().time() + lengthen(PATIENCE_S)
         while text not in (shown := await self.read_screen()):
             assert asyncio.get_running_loop().time() < deadline, f"no {text!r} in:\n{shown}"
             await asyncio.sleep(0.1)
@@ -95,7 +97,7 @@ class Page:
 
     async def wait_while(self, text: str) -> None:
         """Wait until the terminal no longer shows a text."""
-        deadline = asyncio.get_running_loop().time() + PATIENCE_S
+        deadline = asyncio.get_running_loop().time() + lengthen(PATIENCE_S)
         while text in (shown := await self.read_screen()):
             assert asyncio.get_running_loop().time() < deadline, f"{text!r} still in:\n{shown}"
             await asyncio.sleep(0.1)
@@ -147,7 +149,7 @@ async def open_page(program: str, folder: Path, *, width: int = 1400, height: in
 
 
 async def wait_for_port(path: Path) -> int:
-    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+    deadline = asyncio.get_running_loop().time() + lengthen(PATIENCE_S)
     while not path.is_file() or "\n" not in path.read_text():
         assert asyncio.get_running_loop().time() < deadline, "Chromium did not start"
         await asyncio.sleep(0.05)

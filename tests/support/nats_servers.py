@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from free_ports import find_free_port
+from patience import lengthen
 
 SERVER = shutil.which("nats-server", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin") or ""
 TOKEN = "a-token-of-these-tests"
@@ -39,7 +40,7 @@ class NatsServer:
         self.process = subprocess.Popen(
             [SERVER, "-c", str(self._config)], env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + _START_S
+        deadline = time.monotonic() + lengthen(_START_S)
         while True:
             try:
                 socket.create_connection((self.address, self.port), 1).close()

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pyte
 
+from patience import lengthen
+
 PATIENCE_S = 60
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
 
@@ -60,9 +62,9 @@ class Terminal:
 
     def wait_until(self, seen: Callable[[str], bool]) -> None:
         """Read the output until ``seen`` is true of the drawn text."""
-        deadline = time.monotonic() + PATIENCE_S
+        begin_s = time.monotonic()
         while not seen(self.text):
-            assert time.monotonic() < deadline, f"{self.text[-3000:]}\n{self.screen}"
+            assert time.monotonic() - begin_s < lengthen(PATIENCE_S), f"{self.text[-3000:]}\n{self.screen}"
             assert self._read_output(), f"it ended: {self.text[-3000:]}"
 
     def watch_output(self, seconds: float) -> None:
@@ -99,9 +101,9 @@ class Terminal:
 
     def exit_code(self) -> int:
         """Read until the child has ended; return its exit code. Kill it after PATIENCE_S."""
-        deadline = time.monotonic() + PATIENCE_S
+        begin_s = time.monotonic()
         while not self.has_ended():
-            if time.monotonic() > deadline:
+            if time.monotonic() - begin_s > lengthen(PATIENCE_S):
                 os.kill(self.pid, signal.SIGKILL)
             self._read_output()
         while self._read_output() and self._is_readable(0.0):

@@ -55,7 +55,7 @@ async def test_markup_in_a_notification_is_drawn_literally() -> None:
     seen = Watch("story", 65.0)
     async with seen.app.run_test(size=(120, 40), notifications=True) as pilot:
         seen.app.notify(NASTY)
-        await pilot.pause()
+        await wait_until(pilot, lambda: seen.app.screen.query(Toast))
         text = str(seen.app.screen.query_one(Toast).render())
         assert "[red]x[/red]" in text
         assert text.isprintable()

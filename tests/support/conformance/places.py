@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from installed import install_command
+from patience import lengthen
 
 # Every process of an experiment inherits it, so that what is left of one can be found.
 _MARK = "CONFORMANCE_PLACE"
@@ -103,7 +104,7 @@ class Place:
         begin = time.monotonic()
         with start(**options) as process:
             try:
-                output, errors = process.communicate(typed, _PATIENCE_S)
+                output, errors = process.communicate(typed, lengthen(_PATIENCE_S))
                 ending = describe_ending(process.returncode)
             except subprocess.TimeoutExpired:
                 self.end_everything()
