@@ -40,6 +40,7 @@ _EVALUATION_WORD = re.compile(r"['\"](?:eval(?:uation)?|val(?:id(?:ation)?)?|tes
 _STEP = re.compile(
     r"(?<![a-z])(?:step|iter|iteration)['\"]?\s*[:=#]?\s*\[?\s*(\d{1,15})(?!\.?\d|[a-z_%]|\s*m?s\b)", re.IGNORECASE
 )
+_AROUND_WORDS = "'\" :=#[\t"
 # A figure in small letters, or the word for one that is not known yet: step 3/none.
 _FIGURE = re.compile(r"\d[\d.e+-]*|\b(?:none|null|nan|inf)\b")
 # The end of tqdm's bar: [00:03<00:01, 30.1it/s, loss=0.5], or without a total [00:03, 30.1it/s].
@@ -85,6 +86,18 @@ def parse_line(text: str) -> tuple[str, dict[str, float]] | None:
     values = {find_column(name) or "": value for name, value in reversed(put_usual_first(found_pairs))}
     letters = re.sub(r"[^a-z]+", " ", _FIGURE.sub(" ", text[:loss_at].lower()))[-_MOST_LETTERS:]
     return "{" + ",".join(names) if found is not None else letters.replace(" s it ", " it s ").strip(), values
+
+
+def list_figures(text: str) -> dict[str, float]:
+    """Return the numbers in a line that have a name, by that name."""
+    pairs = list(_DICT_PAIR.finditer(text)) if "{" in text else []
+    return {pair[1]: float(pair[2]) for pair in pairs or _PAIR.finditer(text)}
+
+
+def name_step(text: str) -> str | None:
+    """Return the number of a step as a line says it, with its word: ``iter 300``; None without one."""
+    found = _STEP.search(text)
+    return f"{found[0].partition(found[1])[0].strip(_AROUND_WORDS).lower()} {found[1]}" if found is not None else None
 
 
 class LoggedLines:
