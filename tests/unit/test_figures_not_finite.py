@@ -30,7 +30,7 @@ def _find(folder: Path, lines: list[str], piece: int = 3, *, with_loss: bool = F
     if with_loss:
         recording.write_event(recording.node, 80, events.JobEnded, exit_code=0)
         return list(detect_findings(recording.open_recording(), BEGIN_NS + 90 * S))
-    return find_at_end(folder, [figures_not_finite.detect, loss_jumps.detect], piece)
+    return list(find_at_end(folder, [figures_not_finite.detect, loss_jumps.detect], piece))
 
 
 def _print(figures: str, values: list[float | str], begin: int = 0) -> list[str]:

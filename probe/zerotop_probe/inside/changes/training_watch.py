@@ -26,7 +26,7 @@ from zerotop_probe.inside.stacks.code_positions import find_calls_without
 from zerotop_probe.inside.stacks.own_lines import OwnPlace
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording import events
-from zerotop_probe.recording.event_values import AGAIN, BYPASSED, FAILURE, NO_SYNC, SUBNORMAL, UNOPTIMIZED
+from zerotop_probe.recording.event_values import AGAIN, BYPASSED, FAILURE, NO_SYNC, OBJECTS, SUBNORMAL, UNOPTIMIZED
 
 NAME = "training settings"
 """The name in the probe's errors."""
@@ -250,7 +250,7 @@ class TrainingWatch:
                 "before": _format_value(change.before),
                 "after": _format_value(change.after),
             }
-            if change.name == "optimizer_objects":  # addresses say nothing
+            if change.name == OBJECTS:  # addresses say nothing
                 facts |= {"before": "", "after": ""}
             facts |= {"changed_ns": changed_ns} if changed_ns is not None else {}
             stood_ns = self._stood_ns.get(change.name, 0)

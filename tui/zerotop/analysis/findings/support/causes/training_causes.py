@@ -28,7 +28,7 @@ from zerotop.analysis.steps.training_changes import (
     describe_repeated,
     parse_counts,
 )
-from zerotop_probe.recording.event_values import NO_SYNC, PEAK
+from zerotop_probe.recording.event_values import NO_SYNC, OBJECTS, PEAK
 
 # The least rise of the peak, in bytes and as a share of the one before; steps that show it, the first at most so many steps
 # after the slowdown, as the peaks of counted steps are not known.
@@ -120,6 +120,9 @@ _LARGE_TIMES = 1.5
 # A change that is made so often, over at least half of the time of a rise, goes on with it.
 _REPEATED = 3
 _NO_ADVICE: Advice = ("", "")
+OPTIMIZER_REMADE = "optimizer_remade"
+"""The kind of findings about optimizers that are made anew in each step."""
+REMADE = (OBJECTS, "optimizers")
 # A forward takes about a third of the time of forward and backward.
 _TIMES_CHECKPOINTED = 4 / 3
 _INPUTS: Advice = ("If inputs are not meant to be larger, keep them as in the steps before.", "")
@@ -146,6 +149,8 @@ def check_training(change: StepChange) -> Cause | None:
     is_told = fitting[0].effect_on_time != 0 or fitting[0].line is not None
     cause = Cause(describe_changes(fitting), *_advise(change, fitting[0], change.added_s), 0.95 if is_told else 0.85)
     cause = cause._replace(is_expected=any(map(_is_meant, fitting)) or _is_by_inputs(change, fitting))
+    if all(one.name in REMADE for one in fitting):
+        cause = cause._replace(finding=OPTIMIZER_REMADE)
     return cause._replace(when=_name_steps(change, fitting))
 
 
