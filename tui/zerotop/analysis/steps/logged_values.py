@@ -29,7 +29,7 @@ from zerotop_probe.recording.logged_names import find_column, put_usual_first
 from zerotop_probe.recording.tables import ENGINE_LOSS, LOGGED, LOGGED_BITS, OF_NEXT_STEP, OPTIMIZER_RATE, STREAMS, UNKNOWN
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?))(?![\w.]*\w)"
-_ANY_LOSS = re.compile(rb"loss|\bce\b|xent|entropy|nll", re.IGNORECASE)
+_ANY_LOSS = re.compile(rb"loss|\bce\b|xent|entropy|nll|\bmse\b", re.IGNORECASE)
 _DICT = re.compile(r"\{[^{}]*loss[^{}]*\}", re.IGNORECASE)
 _DICT_PAIR = re.compile(rf"['\"]([\w/ -]+)['\"]\s*:\s*['\"]?{_NUMBER}", re.IGNORECASE)
 # A name of one or two words, such as "lm loss".
@@ -47,6 +47,7 @@ _FIGURE = re.compile(r"\d[\d.e+-]*|\b(?:none|null|nan|inf)\b")
 _BAR_END = re.compile(r"\[[\d:]+(?:<[\d:?]+)?, [^\[\]]*(?:/s|s/\w+)\b[^\[\]]*\]")
 _OTHER_RANK = re.compile(r"\s*\[(?:rank|default)[1-9]\d*\]:")
 _MOST_LETTERS = 40
+_PRINTED_LOSSES = ("mse", "train_mse", "train mse")
 # Lines of one kind before it counts.
 _LEAST_LINES = 3
 _PIECE_RECORDS = 4096
@@ -71,7 +72,8 @@ def parse_line(text: str) -> tuple[str, dict[str, float]] | None:
     names: list[str] = []
     loss_at = -1
     for pair in (_DICT_PAIR if found is not None else _PAIR).finditer(body):
-        column = find_column(pair[1])
+        # Among logged values this may be a score; a line that is printed says whether it is that of an evaluation.
+        column = "loss" if pair[1].lower() in _PRINTED_LOSSES else find_column(pair[1])
         if column == "loss" and loss_at < 0:
             loss_at = begin + pair.start()
         if column is not None:
@@ -83,7 +85,8 @@ def parse_line(text: str) -> tuple[str, dict[str, float]] | None:
     if "train_runtime" in body and "train_loss" in body:  # the mean of all steps, at the end
         return None
     # Of several with one meaning the first counts.
-    values = {find_column(name) or "": value for name, value in reversed(put_usual_first(found_pairs))}
+    usual = sorted(found_pairs, key=lambda pair: pair[0].lower() in _PRINTED_LOSSES)
+    values = {find_column(name) or "loss": value for name, value in reversed(put_usual_first(usual))}
     letters = re.sub(r"[^a-z]+", " ", _FIGURE.sub(" ", text[:loss_at].lower()))[-_MOST_LETTERS:]
     return "{" + ",".join(names) if found is not None else letters.replace(" s it ", " it s ").strip(), values
 
