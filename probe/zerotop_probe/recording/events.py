@@ -278,6 +278,16 @@ class Overflow(Event):
     loss_scale_after: float | None  # loss scale of the next one
 
 
+class ScaledClipping(CodePlace, Event):
+    """Gradients were clipped before ``scaler.unscale_()``, in several updates in a row. Once. The line clips them."""
+
+    engine: int | None  # as in the engine event
+    step: int  # optimizer step of the last of these updates
+    updates: int  # how many there were
+    max_norm: float  # the norm to which they were clipped
+    loss_scale: float  # the loss scale by which they were multiplied
+
+
 class SkippedUpdates(Event):
     """Updates in a row, of which a fused optimizer skipped some on the GPU because fp16 gradients overflowed.
 
