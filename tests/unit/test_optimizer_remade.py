@@ -22,11 +22,13 @@ from zerotop_probe.recording import events, tables
 ADAM = {"class": "AdamW", "package": "torch", "settings": {}}
 
 
-def _find(folder: Path, looks: Sequence[tuple[int, int, float | None]], optimizer: dict[str, Any]) -> list[Finding]:
+def _find(
+    folder: Path, looks: Sequence[tuple[int, int, float | None]], optimizer: dict[str, Any], further: int = 0
+) -> list[Finding]:
     """Search steps of a second each; a look is the step of the one before, its own, and when the optimizer was made."""
     recording, who = PlantedRecording(folder), make_identity(0)
     recording.node_event()
-    recording.write_engine(kind="loop", zero_stage=None, optimizers=[optimizer])
+    recording.write_engine(kind="loop", zero_stage=None, optimizers=[ADAM] * further + [optimizer])
     spans = [make_span(step + 0.6, step + 1, "step", step, tables.BOUNDARY) for step in range(200)]
     recording.write_records(tables.SPANS, who, spans, born=1)
     for last, step, made_s in looks:
@@ -72,6 +74,10 @@ def test_optimizers_that_are_made_now_and_then(
     looks: list[tuple[int, int, float | None]], optimizer: dict[str, Any], tmp_path: Path
 ) -> None:
     assert not _find(tmp_path, looks, optimizer)
+
+
+def test_optimizers_of_an_inner_loop_may_be_new(tmp_path: Path) -> None:
+    assert not _find(tmp_path, _look_each(7), ADAM, further=1)
 
 
 def _run(lines: SettingLines, make: Callable[[], None], at_ns: int) -> str:

@@ -62,20 +62,21 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     chain = window.keep(_Chain)
     for event in window.items(group.lead.events_of(TrainingChanged)):
         optimizers = group.engine.optimizers or ()
-        if chain.add(group, event) and any(map(_keeps_state, optimizers)):
-            yield _build(group, chain, event, [one.class_ or "" for one in optimizers])
+        # Of several, those of an inner loop may be meant to be new.
+        if chain.add(group, event) and len(optimizers) == 1 and _keeps_state(optimizers[0]):
+            yield _build(group, chain, event, optimizers[0].class_ or "")
 
 
 def _keeps_state(optimizer: EngineOptimizer) -> bool:
     return optimizer.class_ != "SGD" or bool((optimizer.settings or {}).get("momentum"))
 
 
-def _build(group: Group, chain: _Chain, event: TrainingChanged, classes: list[str]) -> Finding:
+def _build(group: Group, chain: _Chain, event: TrainingChanged, name: str) -> Finding:
     first, line = chain.first, chain.line
     begin_ns = first.begin_ns if first is not None else event.unix_ns
     step = group.lead.step_at(begin_ns)
     values: dict[str, Any] = {"place": line.place if line is not None else None, "last_step": event.step}
     values |= {"line": line.text if line is not None else None}
-    values["lost"] = _MOMENTS if all("adam" in name.lower() for name in classes) else _STATE
+    values["lost"] = _MOMENTS if "adam" in name.lower() else _STATE
     values["since"] = f"since step {step}" if step is not None and step > 1 else None
     return _KIND.at(group, begin_ns, event.unix_ns, {"looks": chain.looks}, **values)
