@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -707,3 +708,21 @@ def test_a_line_that_allocates_the_same_sizes_more_often(
     growth = find_growth(now, then)
     assert growth is not None
     assert (growth.line, growth.counts) == (line, counts)
+
+
+@pytest.mark.parametrize(
+    ("values", "headlines"),
+    [
+        (["51300", "2048"], ["2,048 parameters are trained instead of 51,300 by step 20"]),
+        (["2048", "51300"], []),
+        (["51300", "32000"], []),
+        (["51300", "32000", "51300", "2048"], []),  # in turn
+    ],
+)
+def test_far_fewer_parameters_that_are_trained(values: list[str], headlines: list[str], tmp_path: Path) -> None:
+    recording = record_pace(tmp_path, 0.5, 0.5)
+    for number, (before, after) in enumerate(pairwise(values)):
+        write_change(
+            recording, 20 + 2 * number, {"name": "trained_parameters", "before": before, "after": after}, since_s=1.5
+        )
+    assert [one.headline for one in find_named(recording.open_recording(), "fewer_trained")] == headlines
