@@ -307,6 +307,16 @@ def test_inputs_that_became_larger_for_good(lengths: list[int], changes: list[tu
     assert {one["name"] for one in found} <= {"inputs.Sequential"}
 
 
+def test_sequences_of_several_lengths_in_one_tensor_have_no_shape() -> None:
+    watched = _Watched(make_model())
+    for length in (3, 3, 4, 4, 3, 3):
+        rows = [torch.ones(length, 2), torch.ones(length + 1, 2)]
+        watched.watch.note_forward(make_model(), (torch.nested.nested_tensor(rows, layout=torch.jagged),), {})
+        watched.run(10, 1.0)
+    assert watched.watch.is_due(0)
+    assert not watched.events
+
+
 def test_forwards_show_whether_gradients_are_reduced_after_them() -> None:
     """Models without the attribute, such as a part that is called by itself, say nothing."""
     watched, model = _Watched(make_model()), make_model()

@@ -379,7 +379,8 @@ class ChangedSetting(CodePlace):
     # training_layers (those in training mode that act otherwise in evaluation mode), hooks, parameter_hooks, compiled,
     # attention, no_sync (on if the first micro-step of a step was within DDP's no_sync(), else off; bypassed if the model is
     # called without its DDP), unoptimized (parameters that are trained and in no optimizer any more), optimizers,
-    # optimizer_objects, one of PyTorch's flags, optimizer.OPTION, or module.ATTRIBUTE: number of modules that have it true
+    # optimizer_objects, one of PyTorch's flags, optimizer.OPTION, inputs.CLASS (the sizes of a row of a model's inputs, and
+    # their dtype), or module.ATTRIBUTE: number of modules that have it true
     name: str
     before: str  # value before; empty if there was none
     after: str  # value now

@@ -30,7 +30,7 @@ class InputShapes:
     def note(self, module: Any, args: Any, kwargs: Any, earlier_ns: int) -> ChangedInputs | None:
         """Note the inputs of a forward of a model; None if they are as before. ``earlier_ns``: of the forward before."""
         tensor = find_inputs(args, kwargs)
-        if tensor is None or len(tensor.shape) < 2:
+        if tensor is None or getattr(tensor, "is_nested", False) or len(tensor.shape) < 2:
             return None
         name, shape = f"{INPUTS}{type(module).__name__}", (tensor.shape[1:], getattr(tensor, "dtype", ""))
         seen = self._seen.setdefault(name, [])
