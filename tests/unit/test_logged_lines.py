@@ -35,6 +35,8 @@ from zerotop_probe.recording.tables import ENGINE_LOSS, LOGGED, LOGGED_BITS
         ("[epoch 003] train: CE=0.0008 | acc 0.991 (1.5s)", (0.0008, None, None)),
         ("ep 3 avg_loss 0.25 acc 0.9", (0.25, None, None)),
         ("step 3 ce_loss=0.1 mse_loss=0.4 loss=0.5", (0.5, None, None)),
+        ("epoch 1 step 550 mse 0.7371", (0.7371, None, None)),
+        ("step 3 mse 0.4 loss 0.5 lr 0.1", (0.5, None, 0.1)),
     ],
 )
 def test_common_forms_are_read(line: str, values: tuple[float | None, ...]) -> None:
@@ -53,6 +55,7 @@ def test_common_forms_are_read(line: str, values: tuple[float | None, ...]) -> N
         "eval: {'loss': 0.4}",
         '{"loss": 1.0, "split": "val"}',
         "val loss: 0.6",
+        "test mse 0.6",
         "Test set: Average loss: 4.8",
         "[validation] step 3 loss 0.4",
         "final loss 0.43 after 20 steps",

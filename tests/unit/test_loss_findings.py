@@ -308,6 +308,14 @@ def test_a_loss_that_goes_back_to_where_it_began(tmp_path: Path, level: float, t
     assert not any(one.fix for one in found)
 
 
+@pytest.mark.parametrize(("level", "told"), [(0.5, True), (0.1, False)])
+def test_a_loss_that_goes_back_soon(tmp_path: Path, level: float, told: bool) -> None:
+    """Its first value is among the last ten; it is many times the highest of the last six."""
+    losses = [0.51, 0.057, 0.03, 0.024, 0.021, 0.019, 0.017, 0.016, 0.015, 0.014, *[level] * 10]
+    found = find_loss(tmp_path, losses, every=3)
+    assert [one.headline for one in found] == [f"The loss rose to {level} from 0.0165 between steps 29 and 32"] * told
+
+
 @pytest.mark.parametrize(
     ("losses", "step"),
     [

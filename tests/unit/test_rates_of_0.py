@@ -62,13 +62,27 @@ def test_rates_that_end_too_early(tmp_path: Path) -> None:
     assert found.headline == "The learning rate has been 0 since step 21: nothing is learned"
 
 
+@pytest.mark.parametrize(("last_risen", "steps", "is_told"), [(50, 85, True), (50, 65, False), (150, 175, False)])
+def test_rates_that_fall_to_0_for_more_than_the_last_steps(
+    last_risen: int, steps: int, *, is_told: bool, tmp_path: Path
+) -> None:
+    """As of a scheduler that is stepped with each micro-batch; one that ends at 0 with the job is as planned."""
+    readings = {step: (1e-3 * (1 - step / last_risen), RATE | OPTIMIZER_RATE) for step in range(last_risen)}
+    readings |= dict.fromkeys(range(last_risen, steps, 4), (0.0, NONE))
+    found = find_rates(tmp_path, readings, steps=steps)
+    assert [one.headline for one in found] == [
+        f"The learning rate has been 0 since step {last_risen + 1}: nothing is learned"
+    ] * is_told
+    assert all("stepped with each micro-batch" in one.advice and "up to 0.001." in one.details for one in found)
+
+
 def test_rates_that_decay_to_nothing(tmp_path: Path) -> None:
     """Readings below the limit that are not marked are no rise: of many, the probe marks a few."""
     readings = {step: (1e-2 * 0.5 ** (2 * step), RATE | OPTIMIZER_RATE) for step in range(40)}
     readings |= {step: (1e-2 * 0.5 ** (2 * step), NONE) for step in (20, 25, 40, 60, 80)}
     (found,) = find_rates(tmp_path, readings)
     assert found.headline == "The learning rate has been below 1e-12 since step 21: nothing is learned"
-    assert found.details.endswith("up to step 80. Before, it was up to 0.01.")
+    assert found.details.endswith("up to step 40. Before, it was up to 0.01.")
     assert "stepped once an epoch" in found.advice
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -196,6 +197,19 @@ CHANGES = [
     ("parameters", "10", "20", "the model has 20 parameters instead of 10"),
     ("no_sync", "on", "off", "the first micro-step of a step is outside of DDP's no_sync()"),
     ("no_sync", "off", "on", "the first micro-step of a step is within DDP's no_sync()"),
+    *(
+        ("inputs.Net", f"{old} float32", f"{new} {dtype}", text)
+        for old, new, dtype, text in (
+            (
+                "500 x 2",
+                "1000 x 2",
+                "float32",
+                "each row of Net's inputs is 1000 x 2 instead of 500 x 2, 2.0 times as many values",
+            ),
+            ("8", "4", "float32", "each row of Net's inputs is 4 instead of 8"),
+            ("8", "8", "float64", "inputs of Net are float64 instead of float32"),
+        )
+    ),
     ("unoptimized", "", "30 elements, 4 tensors", "no optimizer updates 30 trained parameters"),
     ("unoptimized", "30 elements, 4 tensors", "", "optimizers update all parameters again"),
 ]
@@ -392,6 +406,20 @@ def test_another_optimizer_is_meant_to_take_its_time(tmp_path: Path) -> None:
         (finding,) = find_named(write_change(record_pace(folder, 0.5, 1.0), 27.1, change), "iteration_shift")
         assert "(train.py:46 in main)" in finding.details
         assert finding.severity is (Severity.WARNING if at else Severity.INFO)
+
+
+@pytest.mark.parametrize(
+    ("after_s", "others", "severity"),
+    [(1.1, [], Severity.INFO), (1.5, [], Severity.WARNING), (1.5, ["checkpointing"], Severity.INFO)],
+)
+def test_larger_inputs_take_their_time(after_s: float, others: list[str], severity: Severity, tmp_path: Path) -> None:
+    """Time that grows by far more than the inputs is told with both; checkpointing adds forwards."""
+    inputs = {"name": "inputs.Net", "before": "500 x 2 float32", "after": "1000 x 2 float32", "begin_ns": int(24.4 * S)}
+    made = [{"name": name, "before": "False", "after": "True", "changed_ns": int(25.1 * S)} for name in others]
+    (finding,) = find_named(write_change(record_pace(tmp_path, 0.5, after_s), 27.1, inputs, *made), "iteration_shift")
+    assert finding.severity is severity
+    assert "each row of Net's inputs is 1000 x 2 instead of 500 x 2, 2.0 times as many values" in finding.details
+    assert bool(finding.advice) is (severity is Severity.WARNING)
 
 
 def test_parameters_of_several_dtypes_have_no_one_conversion(tmp_path: Path) -> None:
@@ -680,3 +708,21 @@ def test_a_line_that_allocates_the_same_sizes_more_often(
     growth = find_growth(now, then)
     assert growth is not None
     assert (growth.line, growth.counts) == (line, counts)
+
+
+@pytest.mark.parametrize(
+    ("values", "headlines"),
+    [
+        (["51300", "2048"], ["2,048 parameters are trained instead of 51,300 by step 20"]),
+        (["2048", "51300"], []),
+        (["51300", "32000"], []),
+        (["51300", "32000", "51300", "2048"], []),  # in turn
+    ],
+)
+def test_far_fewer_parameters_that_are_trained(values: list[str], headlines: list[str], tmp_path: Path) -> None:
+    recording = record_pace(tmp_path, 0.5, 0.5)
+    for number, (before, after) in enumerate(pairwise(values)):
+        write_change(
+            recording, 20 + 2 * number, {"name": "trained_parameters", "before": before, "after": after}, since_s=1.5
+        )
+    assert [one.headline for one in find_named(recording.open_recording(), "fewer_trained")] == headlines

@@ -287,6 +287,36 @@ def test_autocast_was_on_when_a_forward_last_read_it(monkeypatch: pytest.MonkeyP
     assert event["changes"] == [{"name": "autocast", "before": "bf16", "after": "", "begin_ns": read_ns}]
 
 
+@pytest.mark.parametrize(
+    ("lengths", "changes"),
+    [
+        ([500] * 20 + [1000] * 20, [("3 x 500 float32", "3 x 1000 float32")]),
+        ([500] * 20 + [1000] + [500] * 20, []),  # one step is no change
+        ([500, 1000] * 20, []),
+        ([400 + 7 * (step * 37 % 50) for step in range(60)], []),
+    ],
+)
+def test_inputs_that_became_larger_for_good(lengths: list[int], changes: list[tuple[str, str]]) -> None:
+    watched = _Watched(make_model())
+    for length in lengths:
+        watched.watch.note_forward(make_model(), (torch.empty(16, 3, length),), {})
+        watched.watch.note_forward(torch.nn.Linear(2, 2), (torch.empty(16, 32),), {})
+        watched.run(1, 1.0)
+    found = [change for event in watched.events for change in event["changes"]]
+    assert [(one["before"], one["after"]) for one in found] == changes
+    assert {one["name"] for one in found} <= {"inputs.Sequential"}
+
+
+def test_sequences_of_several_lengths_in_one_tensor_have_no_shape() -> None:
+    watched = _Watched(make_model())
+    for length in (3, 3, 4, 4, 3, 3):
+        rows = [torch.ones(length, 2), torch.ones(length + 1, 2)]
+        watched.watch.note_forward(make_model(), (torch.nested.nested_tensor(rows, layout=torch.jagged),), {})
+        watched.run(10, 1.0)
+    assert watched.watch.is_due(0)
+    assert not watched.events
+
+
 def test_forwards_show_whether_gradients_are_reduced_after_them() -> None:
     """Models without the attribute, such as a part that is called by itself, say nothing."""
     watched, model = _Watched(make_model()), make_model()

@@ -22,6 +22,12 @@ AGAIN, FAILURE = "again", "out_of_memory"
 UNOPTIMIZED, NO_SYNC = "unoptimized", "no_sync"
 """Settings of the training: trained parameters in no optimizer, and DDP's no_sync(); ``name`` of a ``ChangedSetting``."""
 
+OBJECTS = "optimizer_objects"
+"""The same: which optimizers there are. The line of a change is that which called for a new one."""
+
+INPUTS = "inputs."
+"""The same, before the class of a model: the sizes of its inputs without their rows, and their dtype."""
+
 SUBNORMAL = "subnormal_state"
 """The same: whether the state of an optimizer on the CPU holds subnormal numbers."""
 

@@ -279,6 +279,16 @@ class Overflow(Event):
     loss_scale_after: float | None  # loss scale of the next one
 
 
+class ScaledClipping(CodePlace, Event):
+    """Gradients were clipped before ``scaler.unscale_()``, in several updates in a row. Once. The line clips them."""
+
+    engine: int | None  # as in the engine event
+    step: int  # optimizer step of the last of these updates
+    updates: int  # how many there were
+    max_norm: float  # the norm to which they were clipped
+    loss_scale: float  # the loss scale by which they were multiplied
+
+
 class SkippedUpdates(Event):
     """Updates in a row, of which a fused optimizer skipped some on the GPU because fp16 gradients overflowed.
 
@@ -370,7 +380,8 @@ class ChangedSetting(CodePlace):
     # training_layers (those in training mode that act otherwise in evaluation mode), hooks, parameter_hooks, compiled,
     # attention, no_sync (on if the first micro-step of a step was within DDP's no_sync(), else off; bypassed if the model is
     # called without its DDP), unoptimized (parameters that are trained and in no optimizer any more), optimizers,
-    # optimizer_objects, one of PyTorch's flags, optimizer.OPTION, or module.ATTRIBUTE: number of modules that have it true
+    # optimizer_objects, one of PyTorch's flags, optimizer.OPTION, inputs.CLASS (the sizes of a row of a model's inputs, and
+    # their dtype), or module.ATTRIBUTE: number of modules that have it true
     name: str
     before: str  # value before; empty if there was none
     after: str  # value now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -14,7 +15,7 @@ from zerotop_probe.inside.guard import CostMeter, now, wrap_method
 from zerotop_probe.inside.stacks import code_positions
 from zerotop_probe.inside.stacks.own_lines import OwnLines, OwnPlace
 from zerotop_probe.inside.stacks.paths import PathNames
-from zerotop_probe.recording.event_values import NO_SYNC, UNOPTIMIZED
+from zerotop_probe.recording.event_values import NO_SYNC, OBJECTS, UNOPTIMIZED
 
 # What a call of a method of Module changes, by the method. Such calls are rare once the training has begun.
 _METHODS = {
@@ -65,6 +66,7 @@ class SettingLines:
         self._meter = meter
         self._own_lines = OwnLines()
         self._noted: dict[str, tuple[int, OwnPlace | None]] = {}  # time and line of a call, by setting
+        self._makers: list[OwnPlace] = []  # the line that made an optimizer last, and its caller
         self._called_ns: dict[str, int] = {}  # when the last call was noted
         self._fresh: set[str] = set()  # settings of calls since the last look
         self._registered = RegisteredParameters(self._own_lines)
@@ -108,7 +110,10 @@ class SettingLines:
 
         Of a line that runs in each step, the first call since the last look counts.
         """
-        place = self._own_lines.find_place(sys._getframe()) if self.is_on else None
+        places = list(islice(self._own_lines.list_places(sys._getframe()), 2)) if self.is_on else []
+        place = places[0] if places else None
+        if OBJECTS in names and place is not None:
+            self._makers = places
         for name in names if place is not None else ():
             self._called_ns[name] = time_ns
             if name not in self._fresh or self._noted.get(name, (0, None))[1] != place:
@@ -130,7 +135,7 @@ class SettingLines:
             return self._find_loss() if change.after else (None, None)
         noted = self._noted.get("optimizers" if name.startswith(_OPTIMIZER) else name)
         if noted is not None and (noted[0] >= since_ns or name == CHECKPOINTING):
-            return noted
+            return (noted[0], self._find_caller(noted[1], frame)) if name == OBJECTS else noted
         wanted = _NAMES.get(name) or ((name.partition(".")[2],) if name.startswith((_OPTIMIZER, _MODULE)) else ())
         if not wanted:
             return None, None
@@ -145,6 +150,13 @@ class SettingLines:
         if name.startswith(_MODULE):  # the modules were there before
             uses = [one for one in uses if one.place.function.rpartition(".")[2] != "__init__"]
         return None, code_positions.choose_place(uses, value)
+
+    def _find_caller(self, place: OwnPlace | None, frame: FrameType | None) -> OwnPlace | None:
+        """Return the line that called the function that made an optimizer, if that function is over at the step's end."""
+        if len(self._makers) < 2 or self._makers[0] != place:
+            return place
+        running = {(one.file, one.function) for one in self._own_lines.list_places(frame)}
+        return place if (place.file, place.function) in running else self._makers[1]
 
     def _find_loss(self) -> tuple[int | None, OwnPlace | None]:
         """Return when and where parameters lost their optimizer, or others took their place."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from zerotop_probe.recording.event_values import INPUTS
 from zerotop_probe.recording.interruptions import suppress_own
 
 # Options of PyTorch's optimizers that change what a step does.
@@ -150,11 +151,14 @@ def _drops(module: Any) -> bool:
 
 
 def list_changes(before: dict[str, Any], after: dict[str, Any]) -> list[Change]:
-    """Return the settings that differ. An attribute that no module has set to True any more counts 0."""
+    """Return the settings that differ. An attribute that no module has set to True any more counts 0.
+
+    Inputs that begin to vary, or of a model that is called for the first time, are no change.
+    """
     changes = []
     for name in sorted({*before, *after}):
         absent = 0 if name.startswith("module.") else None
         old, new = before.get(name, absent), after.get(name, absent)
-        if old != new:
+        if old != new and not (name.startswith(INPUTS) and (old is None or new is None)):
             changes.append(Change(name, old, new))
     return changes

@@ -10,13 +10,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from statistics import median
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from zerotop_probe.inside.budget import read_budget
 from zerotop_probe.inside.changes.bypassed_ddp import BypassedDdp
 from zerotop_probe.inside.changes.checkpoint_calls import CHECKPOINTING
 from zerotop_probe.inside.changes.held_tensors import describe_held
+from zerotop_probe.inside.changes.input_shapes import InputShapes
 from zerotop_probe.inside.changes.setting_lines import SettingLines
 from zerotop_probe.inside.changes.subnormal_state import holds_subnormal
 from zerotop_probe.inside.changes.training_settings import Change, list_changes, list_first_flags, read_settings
@@ -25,7 +26,7 @@ from zerotop_probe.inside.stacks.code_positions import find_calls_without
 from zerotop_probe.inside.stacks.own_lines import OwnPlace
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording import events
-from zerotop_probe.recording.event_values import AGAIN, BYPASSED, FAILURE, NO_SYNC, SUBNORMAL, UNOPTIMIZED
+from zerotop_probe.recording.event_values import AGAIN, BYPASSED, FAILURE, NO_SYNC, OBJECTS, SUBNORMAL, UNOPTIMIZED
 
 NAME = "training settings"
 """The name in the probe's errors."""
@@ -83,6 +84,7 @@ class TrainingWatch:
         self.no_sync: str | None = None
         """Whether the first forward of a step was within DDP's no_sync(), ``on`` or ``off``; or BYPASSED; None: no DDP."""
         self.bypassed = BypassedDdp()
+        self._inputs = InputShapes()
         self.begin_recording(lambda time_ns, event, **facts: None, names_lines=False)
 
     def begin_recording(self, write_event: Callable[..., None], *, names_lines: bool) -> None:
@@ -107,6 +109,7 @@ class TrainingWatch:
         self.wants_autocast = True
         """Whether the next forward of the model should be noted."""
         self._asked, self._is_on = 0, False  # forwards of this step, and whether autocast was on in one of them
+        self._asked_ns = 0  # the end of the last step of which forwards were asked
         self.wants_other_autocast = True
         """The same of a model that is not trained."""
         self._read_ns: dict[str, int] = {}  # when settings that only forwards show were read last
@@ -197,6 +200,7 @@ class TrainingWatch:
             NO_SYNC: self.no_sync,
             UNOPTIMIZED: unoptimized.count(modules, optimizers, time_ns, step),
             SUBNORMAL: holds_subnormal(optimizers),
+            **self._inputs.settings,
         }
         self._stood_ns[UNOPTIMIZED] = unoptimized.held_ns
         settings = read_settings(modules, optimizers, self.autocast) | seen
@@ -246,7 +250,7 @@ class TrainingWatch:
                 "before": _format_value(change.before),
                 "after": _format_value(change.after),
             }
-            if change.name == "optimizer_objects":  # addresses say nothing
+            if change.name == OBJECTS:  # addresses say nothing
                 facts |= {"before": "", "after": ""}
             facts |= {"changed_ns": changed_ns} if changed_ns is not None else {}
             stood_ns = self._stood_ns.get(change.name, 0)
@@ -303,7 +307,7 @@ class TrainingWatch:
             self._loading_line = places if len(places) == 1 else []
         return self._loading_line[0] if self._loading_line else None
 
-    def note_forward(self, module: Any) -> None:
+    def note_forward(self, module: Any, args: Any = (), kwargs: Any = MappingProxyType({})) -> None:
         """Read whether autocast is on in a forward of the model or of a part: an earlier one may be outside of it.
 
         In the first of a step, also whether DDP reduces the gradients after it.
@@ -311,6 +315,8 @@ class TrainingWatch:
         if not self._asked and (reduces := vars(module).get("require_backward_grad_sync")) is not None:
             before, self.no_sync = self.no_sync, "off" if reduces else "on"
             self._note_read(NO_SYNC, self.no_sync != before)
+        if (changed := self._guard.run(self._inputs.note, module, args, kwargs, self._asked_ns)) is not None:
+            self._stood_ns[changed.name], self._wants_look = changed.stood_ns, True
         found = self._guard.run(_read_autocast) or ""
         self._asked += 1
         self.wants_autocast = not found and self._asked < _MOST_ASKED
@@ -324,6 +330,7 @@ class TrainingWatch:
 
     def _end_asking(self) -> None:
         """Note that autocast is off if it was on in no forward of the step that was asked."""
+        self._asked_ns = now() if self._asked else self._asked_ns
         if self._asked and not self._is_on and self.autocast:
             self._set_autocast("")
         self._asked, self._is_on, self.wants_autocast = 0, False, True

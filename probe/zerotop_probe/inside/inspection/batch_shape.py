@@ -21,19 +21,23 @@ def measure_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, i
 
     An argument named ``input_ids`` takes precedence. Sequence length and tokens are known only for a 2-D tensor of integers.
     """
-    tensor = args[0] if len(args) == 1 and not kwargs else kwargs.get("input_ids")
-    if not hasattr(tensor, "is_floating_point"):
-        tensor = _find_token_ids(args, kwargs)
-    if tensor is None:
-        tensor = _find_tensor(kwargs.values(), 2)
-    if tensor is None:
-        tensor = _find_tensor(args, 2)
+    tensor = find_inputs(args, kwargs)
     if tensor is None or not tensor.shape:
         return UNKNOWN, UNKNOWN, UNKNOWN
     sizes = tensor.shape
     if len(sizes) != 2 or not _may_hold_tokens(tensor.dtype):
         return sizes[0], UNKNOWN, UNKNOWN
     return sizes[0], sizes[1], sizes[0] * sizes[1]
+
+
+def find_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
+    """Return the tensor that stands for a micro-batch; None without one."""
+    tensor = args[0] if len(args) == 1 and not kwargs else kwargs.get("input_ids")
+    if not hasattr(tensor, "is_floating_point"):
+        tensor = _find_token_ids(args, kwargs)
+    if tensor is None:
+        tensor = _find_tensor(kwargs.values(), 2)
+    return tensor if tensor is not None else _find_tensor(args, 2)
 
 
 @functools.cache

@@ -29,7 +29,7 @@ from zerotop_probe.recording.logged_names import find_column, put_usual_first
 from zerotop_probe.recording.tables import ENGINE_LOSS, LOGGED, LOGGED_BITS, OF_NEXT_STEP, OPTIMIZER_RATE, STREAMS, UNKNOWN
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?))(?![\w.]*\w)"
-_ANY_LOSS = re.compile(rb"loss|\bce\b|xent|entropy|nll", re.IGNORECASE)
+_ANY_LOSS = re.compile(rb"loss|\bce\b|xent|entropy|nll|\bmse\b", re.IGNORECASE)
 _DICT = re.compile(r"\{[^{}]*loss[^{}]*\}", re.IGNORECASE)
 _DICT_PAIR = re.compile(rf"['\"]([\w/ -]+)['\"]\s*:\s*['\"]?{_NUMBER}", re.IGNORECASE)
 # A name of one or two words, such as "lm loss".
@@ -40,12 +40,14 @@ _EVALUATION_WORD = re.compile(r"['\"](?:eval(?:uation)?|val(?:id(?:ation)?)?|tes
 _STEP = re.compile(
     r"(?<![a-z])(?:step|iter|iteration)['\"]?\s*[:=#]?\s*\[?\s*(\d{1,15})(?!\.?\d|[a-z_%]|\s*m?s\b)", re.IGNORECASE
 )
+_AROUND_WORDS = "'\" :=#[\t"
 # A figure in small letters, or the word for one that is not known yet: step 3/none.
 _FIGURE = re.compile(r"\d[\d.e+-]*|\b(?:none|null|nan|inf)\b")
 # The end of tqdm's bar: [00:03<00:01, 30.1it/s, loss=0.5], or without a total [00:03, 30.1it/s].
 _BAR_END = re.compile(r"\[[\d:]+(?:<[\d:?]+)?, [^\[\]]*(?:/s|s/\w+)\b[^\[\]]*\]")
 _OTHER_RANK = re.compile(r"\s*\[(?:rank|default)[1-9]\d*\]:")
 _MOST_LETTERS = 40
+_PRINTED_LOSSES = ("mse", "train_mse", "train mse")
 # Lines of one kind before it counts.
 _LEAST_LINES = 3
 _PIECE_RECORDS = 4096
@@ -70,7 +72,8 @@ def parse_line(text: str) -> tuple[str, dict[str, float]] | None:
     names: list[str] = []
     loss_at = -1
     for pair in (_DICT_PAIR if found is not None else _PAIR).finditer(body):
-        column = find_column(pair[1])
+        # Among logged values this may be a score; a line that is printed says whether it is that of an evaluation.
+        column = "loss" if pair[1].lower() in _PRINTED_LOSSES else find_column(pair[1])
         if column == "loss" and loss_at < 0:
             loss_at = begin + pair.start()
         if column is not None:
@@ -82,9 +85,22 @@ def parse_line(text: str) -> tuple[str, dict[str, float]] | None:
     if "train_runtime" in body and "train_loss" in body:  # the mean of all steps, at the end
         return None
     # Of several with one meaning the first counts.
-    values = {find_column(name) or "": value for name, value in reversed(put_usual_first(found_pairs))}
+    usual = sorted(found_pairs, key=lambda pair: pair[0].lower() in _PRINTED_LOSSES)
+    values = {find_column(name) or "loss": value for name, value in reversed(put_usual_first(usual))}
     letters = re.sub(r"[^a-z]+", " ", _FIGURE.sub(" ", text[:loss_at].lower()))[-_MOST_LETTERS:]
     return "{" + ",".join(names) if found is not None else letters.replace(" s it ", " it s ").strip(), values
+
+
+def list_figures(text: str) -> dict[str, float]:
+    """Return the numbers in a line that have a name, by that name."""
+    pairs = list(_DICT_PAIR.finditer(text)) if "{" in text else []
+    return {pair[1]: float(pair[2]) for pair in pairs or _PAIR.finditer(text)}
+
+
+def name_step(text: str) -> str | None:
+    """Return the number of a step as a line says it, with its word: ``iter 300``; None without one."""
+    found = _STEP.search(text)
+    return f"{found[0].partition(found[1])[0].strip(_AROUND_WORDS).lower()} {found[1]}" if found is not None else None
 
 
 class LoggedLines:

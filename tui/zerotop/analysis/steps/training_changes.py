@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import prod
 from typing import NamedTuple
 
 from zerotop.analysis.code_line import CodeLine, read_line
 from zerotop.analysis.formatting import join_words
-from zerotop_probe.recording.event_values import BYPASSED, NO_SYNC, SUBNORMAL, UNOPTIMIZED
+from zerotop_probe.recording.event_values import BYPASSED, INPUTS, NO_SYNC, SUBNORMAL, UNOPTIMIZED
 from zerotop_probe.recording.events import ChangedSetting, TrainingChanged
 
 # Changes that one sentence names, the most telling first.
@@ -15,6 +16,7 @@ _MOST_NAMED = 2
 # Gradient checkpointing as a setting of modules, and as calls of PyTorch's functions, which follow from it.
 _BY_MODULES, _BY_CALLS = "module.gradient_checkpointing", "checkpointing"
 _ORDER = (
+    INPUTS,
     "dtypes",
     "autocast",
     "other_autocast",
@@ -63,9 +65,22 @@ class TrainingChange(NamedTuple):
         """1 if it makes steps longer and larger, -1 if shorter, 0 if that is not known."""
         if self.name == "dtypes":
             return _compare(_measure_width(self.before), _measure_width(self.after))
+        if self.name.startswith(INPUTS):
+            return _compare(1.0, self.input_times)
         if self.name in ("trained_parameters", "parameters", "hooks", "parameter_hooks"):
             return _compare(_sum_counts(self.before), _sum_counts(self.after))
         return 0
+
+    @property
+    def input_times(self) -> float:
+        """How many times as many values a row of a model's inputs has; 1 if that is another setting, or unknown."""
+        before, after = (_count_values(text) if self.name.startswith(INPUTS) else 0 for text in (self.before, self.after))
+        return after / before if before and after else 1.0
+
+    @property
+    def checkpoints(self) -> bool:
+        """Whether gradient checkpointing was switched on."""
+        return self.name in (_BY_MODULES, _BY_CALLS) and self.after not in ("0", "False")
 
     @property
     def effect_on_time(self) -> int:
@@ -189,6 +204,22 @@ def _describe(name: str, before: str, after: str) -> str:
     return _describe_setting(name, before, after)
 
 
+def _describe_inputs(model: str, before: str, after: str) -> str:
+    """Name the sizes of a row, and how many times as many values that are; or the dtypes, if these alone differ."""
+    (old, old_type), (new, new_type) = (text.rpartition(" ")[::2] for text in (before, after))
+    if old == new:
+        return f"inputs of {model} are {new_type} instead of {old_type}"
+    values = _count_values(before), _count_values(after)
+    times = f", {values[1] / values[0]:.1f} times as many values" if 0 < values[0] < values[1] else ""
+    return f"each row of {model}'s inputs is {new} instead of {old}{times}"
+
+
+def _count_values(text: str) -> int:
+    """Return the values of a row: of ``1024 x 3 float32``."""
+    sizes = text.rpartition(" ")[0].split(" x ")
+    return prod(map(int, sizes)) if all(size.isdecimal() for size in sizes) else 0
+
+
 def _describe_setting(name: str, before: str, after: str) -> str:
     if name == "optimizer_objects":
         return "the optimizer was made anew"
@@ -197,6 +228,8 @@ def _describe_setting(name: str, before: str, after: str) -> str:
     if name == "other_autocast":
         return f"autocast is {after or 'off'} instead of {before or 'off'} in a model that is not trained"
     kind, _, attribute = name.partition(".")
+    if name.startswith(INPUTS):
+        return _describe_inputs(attribute, before, after)
     if kind == "optimizer":
         return f"the optimizer's {attribute} is {after or 'gone'} instead of {before or 'not set'}"
     if kind == "module":

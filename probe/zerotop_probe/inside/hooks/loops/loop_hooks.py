@@ -159,7 +159,7 @@ class LoopHooks:
             roots = self._loop.finder.roots
             if not roots or roots[0]() is not module:
                 self._loop.finder.note_root(module)
-            self._note_settings(module)
+            self._note_settings(module, args, kwargs)
             self._probe.watch.bypassed.note(module, is_first=not self._forwards)
             span = recorder.begin_quick(time_ns, _FORWARD, state)
             span.batch = args, kwargs
@@ -178,7 +178,7 @@ class LoopHooks:
         gradients = self._is_grad_enabled()
         trains = gradients and (_is_training(module) or self._trains_in_eval_mode)
         if not trains:
-            self._note_settings(module)
+            self._note_settings(module, args, kwargs)
         recorder = self._loop.find_recorder(adopt=trains and bool(self._loop.list_optimizers()))
         if recorder is None:
             self._loop.finder.note_root(module)
@@ -199,7 +199,7 @@ class LoopHooks:
             evaluation.begin_forward(time_ns, self._loop.get_position())
         span = recorder.begin_span(time_ns, "forward", self._loop.get_position())
         if trains:
-            self._note_settings(module)
+            self._note_settings(module, args, kwargs)
             self._probe.watch.bypassed.note(module, is_first=not self._forwards)
             self._forwards += 1
             self._first_root = self._first_root or id(module)
@@ -210,7 +210,7 @@ class LoopHooks:
         self._unproven_forward = gradients and not trains and self._loop.owns_parameters(module)
         return span
 
-    def _note_settings(self, module: Any) -> None:
+    def _note_settings(self, module: Any, args: Any, kwargs: Any) -> None:
         """Note what only forwards show, such as autocast, of a model that is trained, and of a teacher or reference."""
         watch = self._probe.watch
         if not watch.wants_autocast and not watch.wants_other_autocast:
@@ -218,7 +218,7 @@ class LoopHooks:
         if not self._loop.owns_parameters(module):
             watch.note_other_autocast()
         elif watch.wants_autocast and self._is_grad_enabled():
-            watch.note_forward(module)
+            watch.note_forward(module, args, kwargs)
 
     def _is_muted(self, module: Any) -> bool:
         """Return whether a forward in a counted step is no evaluation."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from zerotop_probe.inside.guard import NEVER_COUNTED, now, wrap_method
 from zerotop_probe.inside.hooks.loops.loss_scale import LossScale, ScaleWatch
 from zerotop_probe.inside.hooks.loops.optimizer_steps import OptimizerStepHooks
+from zerotop_probe.inside.hooks.loops.scaled_clipping import ClippingWatch
 from zerotop_probe.inside.hooks.loops.step_in_progress import StepInProgress
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events
@@ -37,12 +38,14 @@ class ScalerHooks:
         self._probe = steps.loop.probe
         self._counting = self._probe.counting
         self._scales: weakref.WeakKeyDictionary[Any, LossScale] = weakref.WeakKeyDictionary()
+        self._clipping = ClippingWatch()
         # (step, loss scale before) of a skipped step whose scaler is not updated yet.
         self._overflow: tuple[int, float | None] | None = None
 
     def install_hooks(self) -> None:
         """Wrap the methods of PyTorch's loss scalers, including those that FSDP1's scaler overrides."""
         meter = self._probe.meter
+        self._clipping.install_hooks()
         for module_name, class_name in _SCALERS:
             scaler_class = getattr(sys.modules.get(module_name), class_name, None)
             if scaler_class is not None:
@@ -55,6 +58,7 @@ class ScalerHooks:
         recorder = self._loop.find_recorder(adopt=True) if scaler.is_enabled() else None
         if recorder is None or not self._loop.is_training_thread(True) or recorder.find_phase("step"):
             return None
+        self._follow_clipping(time_ns, scaler, optimizer)
         if self._counting.loop is not None:
             self._steps.step = step = StepInProgress(optimizer, is_scaled=True)
             step.begin_ns, step.backwards = time_ns, self._counting.backwards
@@ -65,6 +69,12 @@ class ScalerHooks:
         step.span = recorder.begin_span(now(), "step", self._loop.get_position(after_backward=True))
         scale = self._find_scale(scaler)
         return _ScaledStep(step.span, scale, optimizer)
+
+    def _follow_clipping(self, time_ns: int, scaler: Any, optimizer: Any) -> None:
+        is_only = len(self._loop.list_optimizers()) == 1
+        facts = self._clipping.end_update(scaler, optimizer, self._find_scale(scaler).value, is_only=is_only)
+        if facts is not None:
+            self._write(time_ns, events.ScaledClipping, {"step": self._loop.get_position()[1], **facts})
 
     def _find_scale(self, scaler: Any) -> LossScale:
         scale = self._scales.get(scaler)

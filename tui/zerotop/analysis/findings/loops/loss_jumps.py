@@ -167,6 +167,8 @@ _LOOK_AT_RATE = "Lower the learning rate, and go back to a checkpoint before it 
 _LEAST_BEFORE, _MOST_BEFORE = 10, 30
 # A loss that has fallen may jump back to about where it began: the highest of so many values is exceeded by _FACTOR then.
 _RECENT_BEFORE = 15
+# It may have done so soon: then fewer values suffice, the highest of which is exceeded by far.
+_NEAREST_BEFORE, _FAR_FACTOR = 6, 8.0
 # It is where it began if it differs from the first values by less than this factor.
 _FIRST_VALUES, _BACK_FACTOR = 3, 1.5
 # Values that all have to be higher: fewer are a spike.
@@ -340,9 +342,13 @@ class _LossSearch:
                 begin = jump.first if jump is not None else max(0, first - _MOST_BEFORE)
                 if is_jump(self._find_finite(begin, first), self.values[first : last + 1]):
                     return _Jump(begin, first, last)
-                recent = max(0, first - _RECENT_BEFORE)
-                if jump is None and is_jump is _is_jump and self._is_back(recent, first, last):
+                if jump is not None or is_jump is not _is_jump:
+                    continue
+                recent, nearest = (max(0, first - count) for count in (_RECENT_BEFORE, _NEAREST_BEFORE))
+                if self._is_back(recent, first, last):
                     return _Jump(recent, first, last)
+                if _is_far(self._find_finite(nearest, first), self.values[first : last + 1]):
+                    return _Jump(nearest, first, last)
         return None
 
     def _is_back(self, begin: int, first: int, last: int) -> bool:
@@ -409,8 +415,16 @@ def _is_jump(before: Floats, after: Floats) -> bool:
     if len(before) < _LEAST_BEFORE or before.min() <= 0 or after.min() < _ABOVE_HIGHEST * before.max():
         return False
     level = before[-_MOST_BEFORE:]
-    if np.median(after) < _FACTOR * np.median(level[-_LEAST_BEFORE:]):
-        return False
+    return bool(np.median(after) >= _FACTOR * np.median(level[-_LEAST_BEFORE:])) and _leaves_range(level, after)
+
+
+def _is_far(before: Floats, after: Floats) -> bool:
+    """Whether all values of ``after`` are many times the highest of a few before."""
+    is_few = len(before) == _NEAREST_BEFORE and before.min() > 0
+    return bool(is_few and after.min() >= _FAR_FACTOR * before.max()) and _leaves_range(before, after)
+
+
+def _leaves_range(level: Floats, after: Floats) -> bool:
     return stands_out(_remove_fall(np.log(level)), np.log(after), times=_TIMES, floor=_LEAST_WANDER)
 
 

@@ -39,8 +39,14 @@ _DECAY = (
     "Look at its scheduler: one that is meant to be stepped once an epoch, but is stepped with each batch, multiplies the"
     " rate by its factor each time."
 )
-# Steps with a rate of 0, or half of a short training: a warm-up begins with one, and rises from then on.
+_ENDED = (
+    "Look at its scheduler, which has reached its end: one that is stepped with each micro-batch, or was given fewer steps"
+    " than the job makes, does so early."
+)
+# Steps with a rate of 0, or half of a short training: a warm-up begins with one, and rises from then on. After it has risen
+# it falls to 0 in the last steps: fewer suffice, if they are this part of those before.
 _STEPS, _SHARE, _LEAST_STEPS = 50, 0.5, 10
+_FALLEN_STEPS, _FALLEN_SHARE = 20, 0.25
 
 
 @in_each_attempt(kinds=None)
@@ -92,17 +98,19 @@ class _RateSearch:
         return steps[max(0, first - (not self._has_risen)) : last]  # after a rise, a reading is of the next step
 
     def _find_least(self, known_ns: int) -> float:
+        before = self._group.lead.steps["end_unix_ns"].searchsorted(self._times[0], "right")
+        if self._has_risen:
+            return min(_STEPS, max(_FALLEN_STEPS, _FALLEN_SHARE * before))
         planned = [event.steps for event in self._group.lead.events_of(TotalSteps) if event.unix_ns <= known_ns]
         return min(_STEPS, max(_LEAST_STEPS, _SHARE * planned[-1])) if planned else _STEPS
 
     def _build(self, kind: FindingKind, begin_ns: int, step: int | None, known_ns: int) -> Finding:
-        values: dict[str, Any] = {"rate": "0", "exact": "of exactly 0", "fell": None}
+        values: dict[str, Any] = {"rate": "0", "exact": "of exactly 0"}
+        values["fell"] = f"Before, it was up to {self._highest:.3g}." if self._highest else None
+        if self._highest:
+            kind = kind.with_changes(advice=_ENDED)
         if not self._is_exact:
             below, kind = f"below {NO_RATE:.0e}", kind.with_changes(advice=_DECAY)
-            values = {
-                "rate": below,
-                "exact": below,
-                "fell": f"Before, it was up to {self._highest:.3g}." if self._highest else None,
-            }
+            values |= {"rate": below, "exact": below}
         values["last_step"] = int(self._read_steps()["step"][-1])
         return kind.at(self._group, begin_ns, known_ns, {"readings": len(self._times)}, step=step, **values)

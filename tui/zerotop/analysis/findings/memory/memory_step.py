@@ -16,6 +16,7 @@ from zerotop.analysis.findings.support.memory import peak_rises
 from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look, find_growth, find_scale, read_looks
 from zerotop.analysis.findings.support.memory.peak_rises import PeakRise, SharedRise
 from zerotop.analysis.findings.support.memory.square_blocks import SquareBlocks, find_square_blocks
+from zerotop.analysis.findings.support.memory.wider_types import ADVICE, describe_wider
 from zerotop.analysis.formatting import Text, format_bytes, format_count
 from zerotop.analysis.memory import leak_holders
 from zerotop.analysis.memory.block_lines import Look
@@ -51,6 +52,7 @@ _TRAINING = _KIND.with_changes(confidence=0.9, advice="", fix="")
 _HELD = _KIND.with_changes(confidence=0.8, advice="{letting_go}", fix="{clearing}")
 _GRAPH = _HELD.with_changes(confidence=0.85)
 _SQUARE = _HELD.with_changes(confidence=0.9)
+_WIDER = _HELD.with_changes(confidence=0.7)
 _AFTER_PAUSE = _KIND.with_changes(confidence=0.5)
 _OF_SOME = "Steps on {concerned:ranks} peak at {after_bytes:bytes} instead of {before_bytes:bytes} {since}"
 _STEADY = "the peak of the other ranks is that of before"
@@ -147,6 +149,8 @@ def _build_finding(group: Group, change: SharedRise, found: FoundLook) -> Findin
         cause = f"{blocks[:1].upper()}{blocks[1:]}"
     elif kind is _KIND and cause == _UNKNOWN:
         kind, cause, advice = _explain_kept(step, found.known_ns)
+        if kind is _KIND and (wider := _describe_wider(step, found)) is not None:
+            kind, cause, advice = _WIDER, str(wider), ADVICE
     evidence = {"before_bytes": before_bytes, "after_bytes": after_bytes, **_list_sizes(medians)}
     kind = _choose_advice(kind, group, change)
     if not change.of_all:
@@ -185,7 +189,11 @@ def _choose_advice(kind: FindingKind, group: Group, change: SharedRise) -> Findi
     """Return the kind with the advice that applies: memory is saved where it is short, and a graph always let go."""
     if kind in (_ROWS, _LENGTH) and change.others_steady and not group.has_stages:
         return kind.with_changes(advice=_EVEN_OUT, fix="")
-    return kind if kind in (_GRAPH, _SQUARE) else group.keep_saving_advice(kind, int(change.rise.after["end_unix_ns"][-1]))
+    return (
+        kind
+        if kind in (_GRAPH, _SQUARE, _WIDER)
+        else group.keep_saving_advice(kind, int(change.rise.after["end_unix_ns"][-1]))
+    )
 
 
 def _explain_kept(step: PeakRise, known_ns: int) -> tuple[FindingKind, str, leak_holders.LeakAdvice]:
@@ -233,6 +241,17 @@ def _find_holder(step: PeakRise, known_ns: int) -> HeldTensors | None:
     rise, unclaimed = int(step.grown_bytes), earlier.unclaimed_bytes or 0
     holder = leak_holders.choose_holder(later, rise + unclaimed)
     return holder if holder is not None and 2 * (holder.bytes - unclaimed) >= rise else None
+
+
+def _describe_wider(step: PeakRise, found: FoundLook) -> Text | None:
+    """Return which line allocates twice the bytes for the elements of a known tensor, in steps with as many rows."""
+    before, after = (np.unique(rows["rows"][rows["rows"] > 0]) for rows in (step.before, step.after))
+    begin_ns = int(step.before["end_unix_ns"][-1])
+    counts = [event for event in _list_counts(step, found.known_ns) if event.held and event.unix_ns <= begin_ns]
+    if not counts or len(before) != 1 or before.tolist() != after.tolist():
+        return None
+    held = [one for one in read_held(counts[-1]) if one.shape[:1] == tuple(before)]
+    return describe_wider(held, _read_earlier_look(step.process, int(step.after["begin_unix_ns"][0])), found.look)
 
 
 def _find_graph(step: PeakRise, known_ns: int) -> HeldTensors | None:

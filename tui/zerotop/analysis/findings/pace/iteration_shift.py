@@ -16,6 +16,7 @@ from zerotop.analysis.findings.support.causes.batch_causes import BATCH_GROWTH, 
 from zerotop.analysis.findings.support.causes.late_ranks import blame_rank
 from zerotop.analysis.findings.support.causes.pace_shift import PaceShift
 from zerotop.analysis.findings.support.causes.step_change import COMPUTING_COLUMNS, Cause, name_part
+from zerotop.analysis.findings.support.causes.training_causes import OPTIMIZER_REMADE
 from zerotop.analysis.findings.support.gpu_use import BUSY_SHARE
 from zerotop.analysis.findings.support.lines import line_findings
 from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, await_line, has_moved
@@ -220,7 +221,7 @@ def _build_finding(told: ToldShift) -> Finding:
     is_warm_up = cause is None and not is_named and _may_be_warm_up(shift)
     if not shift.is_worse or is_warm_up or whole.cost < LEAST_COST or _has_cost_little(told):
         kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
-    if cause is not None and (kind.severity is not Severity.INFO or cause.finding == BATCH_GROWTH):
+    if cause is not None and (kind.severity is not Severity.INFO or cause.finding in (BATCH_GROWTH, OPTIMIZER_REMADE)):
         kind = kind.with_changes(measured_cause=cause.finding)
     values: dict[str, Any] = line_findings.line_values(line)
     if cause is not None and cause.where:

@@ -494,6 +494,11 @@ def is_held_up(effect: Finding, cause: Finding) -> bool:
     return effect.begin_ns - _TOGETHER_NS <= cause.begin_ns <= effect.known_ns
 
 
+def broke_with_loss(effect: Finding, cause: Finding) -> bool:
+    """Whether the loss is known to be not finite by the time at which it is known of other figures, or later."""
+    return cause.end_ns >= effect.begin_ns
+
+
 def awaits_dead_thread(effect: Finding, cause: Finding) -> bool:
     """Whether ranks wait for a queue or a lock after a thread has ended, and no other thread is left, see hung_ranks."""
     return cause.begin_ns <= effect.begin_ns + _TOGETHER_NS and bool(effect.evidence.get("dead_threads"))

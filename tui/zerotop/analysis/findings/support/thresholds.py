@@ -18,6 +18,8 @@ RECENT_STEPS = 64
 # Where batches grow, time for each token or row that rises up to this many times is what they cost: larger ones fit caches
 # less, and attention to longer sequences takes longer.
 MOST_UNIT_TIMES = 1.25
+# Of a single jump to larger batches or inputs: time that grows by at most this power of their growth, for the same reasons.
+ABOUT_AS_MUCH = 1.25
 # Seconds of a step between its phases that are worth a finding.
 BETWEEN_SECONDS = 0.005
 # Seconds of a step spent waiting that are worth a finding.

@@ -10,6 +10,7 @@ from zerotop.analysis.findings.support.causes import step_change
 from zerotop.analysis.findings.support.causes.code_causes import find_new_forward
 from zerotop.analysis.findings.support.evidence import Group, Process, Rows
 from zerotop.analysis.findings.support.steps.growing_batches import get_batch_sizes, name_size, read_growth
+from zerotop.analysis.findings.support.thresholds import ABOUT_AS_MUCH
 from zerotop.analysis.formatting import Text, format_count
 from zerotop.analysis.script_terms import set_accumulation
 from zerotop.analysis.stats.change_points import LEVEL_STEPS
@@ -136,7 +137,7 @@ def _compare_batches(
     larger = np.log(growth[1] / growth[0])
     if slower * larger <= 0 or abs(larger) < abs(slower) / 2:
         return None
-    is_expected = bool(larger >= slower)
+    is_expected = bool(abs(slower) <= ABOUT_AS_MUCH * abs(larger))
     count = _compute_growth(parts, "micro_steps")
     if count is not None and _is_same_size(growth, count):
         unit = name_pass(change.process.engine)

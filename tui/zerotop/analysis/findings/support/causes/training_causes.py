@@ -19,7 +19,7 @@ from zerotop.analysis.findings.support.causes.subnormal_state import check_subno
 from zerotop.analysis.findings.support.memory.looks import LineGrowth, find_growth, read_looks
 from zerotop.analysis.findings.support.memory.square_blocks import SquareBlocks, find_square_blocks
 from zerotop.analysis.findings.support.mode_uses import NAMES, list_uses
-from zerotop.analysis.findings.support.thresholds import NEAR_STEPS
+from zerotop.analysis.findings.support.thresholds import ABOUT_AS_MUCH, NEAR_STEPS
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS
 from zerotop.analysis.steps.training_changes import (
@@ -28,7 +28,7 @@ from zerotop.analysis.steps.training_changes import (
     describe_repeated,
     parse_counts,
 )
-from zerotop_probe.recording.event_values import NO_SYNC, PEAK
+from zerotop_probe.recording.event_values import NO_SYNC, OBJECTS, PEAK
 
 # The least rise of the peak, in bytes and as a share of the one before; steps that show it, the first at most so many steps
 # after the slowdown, as the peaks of counted steps are not known.
@@ -120,6 +120,12 @@ _LARGE_TIMES = 1.5
 # A change that is made so often, over at least half of the time of a rise, goes on with it.
 _REPEATED = 3
 _NO_ADVICE: Advice = ("", "")
+OPTIMIZER_REMADE = "optimizer_remade"
+"""The kind of findings about optimizers that are made anew in each step."""
+REMADE = (OBJECTS, "optimizers")
+# A forward takes about a third of the time of forward and backward.
+_TIMES_CHECKPOINTED = 4 / 3
+_INPUTS: Advice = ("If inputs are not meant to be larger, keep them as in the steps before.", "")
 _HOOK: Advice = ("Remove the hook once it is no longer needed: the call that adds it returns a handle.", "")
 _UNSYNCED: Advice = (
     "Run forward and backward of all micro-steps but the last one of a step within no_sync().",
@@ -142,7 +148,9 @@ def check_training(change: StepChange) -> Cause | None:
         return check_subnormal(change) or check_code(change)
     is_told = fitting[0].effect_on_time != 0 or fitting[0].line is not None
     cause = Cause(describe_changes(fitting), *_advise(change, fitting[0], change.added_s), 0.95 if is_told else 0.85)
-    cause = cause._replace(is_expected=any(map(_is_meant, fitting)))
+    cause = cause._replace(is_expected=any(map(_is_meant, fitting)) or _is_by_inputs(change, fitting))
+    if all(one.name in REMADE for one in fitting):
+        cause = cause._replace(finding=OPTIMIZER_REMADE)
     return cause._replace(when=_name_steps(change, fitting))
 
 
@@ -152,6 +160,15 @@ def _is_meant(one: TrainingChange) -> bool:
     Some optimizers, such as L-BFGS, make several passes in each step.
     """
     return one.name == "optimizers" or (one.name == "trained_parameters" and one.effect > 0)
+
+
+def _is_by_inputs(change: StepChange, found: list[TrainingChange]) -> bool:
+    """Whether time grew about as much as the models' inputs did, with the forwards that checkpointing repeats since then."""
+    times = max(one.input_times for one in found)
+    rows = [float(np.median(some["rows"])) if len(some) else 0.0 for some in change.phased]
+    times *= rows[1] / rows[0] if min(rows) > 0 else 1.0
+    repeated = _TIMES_CHECKPOINTED if any(one.checkpoints for one in found) else 1.0
+    return times > 1 and change.after_s <= change.before_s * repeated * times**ABOUT_AS_MUCH
 
 
 def _is_between_far_looks(change: StepChange, one: TrainingChange) -> bool:
@@ -198,6 +215,8 @@ def _advise(change: StepChange, first: TrainingChange, slower: float) -> Advice:
         return _NO_ADVICE
     if first.name == "hooks":
         return _HOOK
+    if first.input_times > 1:
+        return _INPUTS
     if first.name == NO_SYNC:
         return _UNSYNCED
     if first.name == "dtypes" and first.effect > 0 and first.line is not None:
