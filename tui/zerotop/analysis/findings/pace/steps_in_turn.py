@@ -190,8 +190,8 @@ def _measure_turns(seconds: Floats, period: int, fewest: int) -> tuple[int, dict
 
 
 def _find_begin(is_long: np.ndarray[tuple[int], np.dtype[np.bool_]], fewest: int) -> int | None:
-    """Return the turn from which on almost all are long, if few were before; of at least so many before and since."""
+    """Return the turn from which on almost all are long, if few of at least so many were before, and it goes on."""
     begin = next((at for at in np.flatnonzero(is_long).tolist() if is_long[at:].mean() >= _MOST_TURNS), None)
-    if begin is None or min(begin, len(is_long) - begin) < fewest or is_long[:begin].mean() > _FEW_TURNS:
+    if begin is None or begin < fewest or len(is_long) - begin < _FEWEST_FAR or is_long[:begin].mean() > _FEW_TURNS:
         return None
     return int(begin)
