@@ -684,6 +684,7 @@ def test_a_pause_among_the_first_steps_is_no_warning(tmp_path: Path, step: int, 
     [
         ((60, 90), 120, [(60, Severity.WARNING, 2)]),
         ((60, 75, 90), 120, [(60, Severity.WARNING, 3)]),
+        ((300, 301), 400, [(300, Severity.WARNING, 2)]),
         ((3000, 3030), 3100, [(3000, Severity.INFO, 0)]),  # a small part of the time
         ((60,), 120, [(60, Severity.INFO, 0)]),
     ],
