@@ -210,6 +210,8 @@ def _measure_lost(finding: Finding, later: Rows) -> float:
         highest = np.where(later["step"] == finding.step, np.inf, 3 * (after - before))
         lost = np.clip(later["iteration_s"] - before, before - after, highest)
         return max(0.0, float(np.nansum(lost * later["steps"])))
+    if name == "evaluations_often":  # which are no part of the iterations
+        return float(np.nansum(later["eval_s"] * later["steps"]))
     if name == "evaluation_growth":
         return float(np.nansum(np.clip(later["eval_s"] - finding.evidence["first_s"], 0.0, None) * later["steps"]))
     if name == "repeated_pause":  # the pauses may have ended since
