@@ -230,7 +230,10 @@ def _measure_lost(finding: Finding, later: Rows) -> float:
         return finding.cost * sum_training_s(later)
     # In iterations that take far longer something else takes the time.
     seconds = np.minimum(later["iteration_s"], _FAR_TIMES * finding.evidence.get("iteration_s", np.inf))
-    return finding.cost * float(np.nansum(seconds * later["steps"]))
+    # Of launches, the share in the last steps is that of the steps since, and may be another than in those before.
+    is_since = later["step"] >= finding.evidence.get("first_step", np.inf)
+    shares = np.where(is_since, finding.evidence.get("share", 0.0), finding.cost)
+    return float(np.nansum(shares * seconds * later["steps"]))
 
 
 def _select_steps(finding: Finding, findings: Sequence[Finding], steps: Rows) -> Rows:
