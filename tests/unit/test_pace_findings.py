@@ -160,6 +160,26 @@ def test_a_drift_names_a_change_that_is_made_again_and_again(
     assert ("Remove the hook" in drifts[-1].advice) is (told and "hooks" in names)
 
 
+def test_a_drift_that_goes_on_between_two_rises_is_one(tmp_path: Path) -> None:
+    """It begins with the first of the changes that explain it, and each tenth step is much longer, as adding hooks is."""
+    lengths = [0.018] * 100 + [0.018 + 0.00022 * step + 0.02 * (step % 10 == 0) for step in range(210)]
+    seconds = vary(lengths)
+    write_steps(tmp_path, seconds)
+    ends = np.cumsum(seconds)
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    for step in range(100, 310, 10):
+        moment = int((ends[step] - 0.01) * S)
+        facts = {"changed_ns": moment, "file": "train.py", "line": 63, "function": "<module>"}
+        changes = [{"name": "hooks", "before": f"{step - 90}", "after": f"{step - 80}", **facts}]
+        writer.write(
+            moment + 1, events.TrainingChanged, step=step, last_step=step - 10, begin_ns=moment - S // 5, changes=changes
+        )
+    writer.close()
+    drifts = [finding for finding in find_changes(tmp_path, WHOLE) if finding.name == "iteration_drift"]
+    assert {one.step for one in drifts} == {100}
+    assert drifts[-1].evidence["before_s"] == pytest.approx(0.018, rel=0.05)
+
+
 @pytest.mark.parametrize(("most_s", "told"), [(0.048, True), (0.036, False)], ids=["far enough", "as noise may"])
 def test_a_drift_without_phases_is_told_once_it_has_risen_far_enough(most_s: float, told: bool, tmp_path: Path) -> None:
     """Its first blocks rise by less than iterations without recorded phases may wander."""
