@@ -99,8 +99,8 @@ def test_waiting_for_launches_costs_nothing_after_its_end() -> None:
     assert str(cost.finding.details).startswith("Steps 50 to 79 take ")
     waited = steps[(steps["step"] >= 20) & (steps["step"] <= 79)]
     assert cost.seconds is not None
-    # The first of them began earlier on the other rank.
-    assert cost.seconds == pytest.approx(cost.finding.cost * measure_training_s(waited), rel=0.03)
+    # The first of them began earlier on the other rank, and the last ones waited for a little more of the time.
+    assert cost.seconds == pytest.approx(cost.finding.cost * measure_training_s(waited), rel=0.05)
     assert cost.seconds_text == " in steps 20 to 79"
     assert cost.seconds < measure_training_s(steps) / 5
 
@@ -117,6 +117,8 @@ def test_a_share_of_some_steps_is_not_that_of_all_steps_that_it_costs() -> None:
     (cost,) = rank_findings([found], steps, int(steps["end_unix_ns"][-1]))
     assert cost.seconds == pytest.approx(0.3 * 18)
     assert cost.seconds_text == " in steps 20 to 199"
+    (cost,) = rank_findings([replace(found, evidence=shown | {"first_step": 40})], steps, int(steps["end_unix_ns"][-1]))
+    assert cost.seconds == pytest.approx(0.3 * 2 + 0.4 * 16)
     larger = iteration_shift._KIND.with_changes(measured_cause=batch_causes.BATCH_GROWTH)
     shift = replace(found, name="iteration_shift", kind=larger, begin_ns=int(steps["begin_unix_ns"][120]), step=120)
     shift = replace(shift, evidence={"before_s": 0.1, "after_s": 0.15})

@@ -30,6 +30,7 @@ from zerotop.analysis.findings.pace import (
 from zerotop.analysis.findings.support import detection
 from zerotop.analysis.findings.support.links import drop_superseded
 from zerotop.analysis.formatting import Text
+from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.script_terms import set_interval
 from zerotop.analysis.stats.wander import find_split, measure_order, refine_split
 from zerotop.recording.steps.step_table import read_steps
@@ -215,6 +216,21 @@ def test_evaluations_that_come_often(tmp_path: Path, period: int, told: bool) ->
     found = find(tmp_path, evaluations_often.detect)
     assert [(one.name, one.step) for one in found] == ([("evaluations_often", 60)] if told else [])
     assert all("steps: that takes at most 5 % of the time." in one.advice and not one.fix for one in found)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "told"),
+    [(230, 500, [230]), (0, 500, []), (230, 245, [])],
+    ids=["in mid-run", "from the first step on", "for a few steps"],
+)
+def test_an_evaluation_before_each_step(tmp_path: Path, first: int, last: int, told: list[int]) -> None:
+    """Before each step of all it may be a part of the training, as where a policy plays."""
+    write_parts(tmp_path, [[0.01, 0.02, 0.002, 0.002]] * 500, evaluated=range(first, last))
+    found = find(tmp_path, evaluations_often.detect)
+    assert [one.step for one in found] == told
+    assert all("one before each step" in one.headline and "If training does not need" in one.advice for one in found)
+    costs = rank_findings(found, read_steps(read_recording(tmp_path)), BEGIN_NS + 1000 * S)
+    assert [one.seconds for one in costs] == pytest.approx([0.2 * (last - first)] * len(told))
 
 
 def test_iterations_that_begin_to_take_turns(tmp_path: Path) -> None:
@@ -684,6 +700,7 @@ def test_a_pause_among_the_first_steps_is_no_warning(tmp_path: Path, step: int, 
     [
         ((60, 90), 120, [(60, Severity.WARNING, 2)]),
         ((60, 75, 90), 120, [(60, Severity.WARNING, 3)]),
+        ((300, 301), 400, [(300, Severity.WARNING, 2)]),
         ((3000, 3030), 3100, [(3000, Severity.INFO, 0)]),  # a small part of the time
         ((60,), 120, [(60, Severity.INFO, 0)]),
     ],

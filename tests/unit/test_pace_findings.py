@@ -63,11 +63,13 @@ def write_waits(folder: Path, until: float, *, since: float, others: float) -> N
     _write_samples(folder, samples, used=0.5 + others)
 
 
-def write_threads(folder: Path, until: float, *, since: float) -> None:
+def write_threads(folder: Path, until: float, *, since: float, waits_until: float = 1000.0) -> None:
     """Write a node of two cores, on which the rank has 34 threads in place of 3 since then, and 16 of them can run."""
     few, many = ({"cores_used": used, "waiting_cores": 14.0 * (used > 1), "thread_count": 3} for used in (1.0, 2.0))
     many["thread_count"] = 34
-    _write_samples(folder, [(tick / 10, many if tick / 10 >= since else few) for tick in range(int(until * 10))])
+    times = [tick / 10 for tick in range(int(until * 10))]
+    idle = {**few, "thread_count": 34}
+    _write_samples(folder, [(at, few if at < since else many if at < waits_until else idle) for at in times])
 
 
 def _write_samples(folder: Path, samples: Sequence[tuple[float, dict[str, float]]], *, used: float = 2.0) -> None:
@@ -158,6 +160,26 @@ def test_a_drift_names_a_change_that_is_made_again_and_again(
     assert ("Remove the hook" in drifts[-1].advice) is (told and "hooks" in names)
 
 
+def test_a_drift_that_goes_on_between_two_rises_is_one(tmp_path: Path) -> None:
+    """It begins with the first of the changes that explain it, and each tenth step is much longer, as adding hooks is."""
+    lengths = [0.018] * 100 + [0.018 + 0.00022 * step + 0.02 * (step % 10 == 0) for step in range(210)]
+    seconds = vary(lengths)
+    write_steps(tmp_path, seconds)
+    ends = np.cumsum(seconds)
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    for step in range(100, 310, 10):
+        moment = int((ends[step] - 0.01) * S)
+        facts = {"changed_ns": moment, "file": "train.py", "line": 63, "function": "<module>"}
+        changes = [{"name": "hooks", "before": f"{step - 90}", "after": f"{step - 80}", **facts}]
+        writer.write(
+            moment + 1, events.TrainingChanged, step=step, last_step=step - 10, begin_ns=moment - S // 5, changes=changes
+        )
+    writer.close()
+    drifts = [finding for finding in find_changes(tmp_path, WHOLE) if finding.name == "iteration_drift"]
+    assert {one.step for one in drifts} == {100}
+    assert drifts[-1].evidence["before_s"] == pytest.approx(0.018, rel=0.05)
+
+
 @pytest.mark.parametrize(("most_s", "told"), [(0.048, True), (0.036, False)], ids=["far enough", "as noise may"])
 def test_a_drift_without_phases_is_told_once_it_has_risen_far_enough(most_s: float, told: bool, tmp_path: Path) -> None:
     """Its first blocks rise by less than iterations without recorded phases may wander."""
@@ -229,12 +251,23 @@ def test_cores_of_its_own_are_no_help_where_others_use_them(tmp_path: Path, othe
     assert shift.fix.startswith(fix)
 
 
+@pytest.mark.parametrize("others", [1.4, 0.1])
 @pytest.mark.parametrize(("later_s", "told"), [(0.2, True), (0.05, False)])
-def test_a_load_that_is_over_before_it_can_be_told_is_no_change(later_s: float, told: bool, tmp_path: Path) -> None:
+def test_a_load_that_is_over_before_it_can_be_told_is_no_change(
+    later_s: float, others: float, told: bool, tmp_path: Path
+) -> None:
     """Of steps that are only counted, records that may say more are waited for."""
     seconds = [0.05] * 40 + [0.2] * 9 + [later_s] * 60
-    write_waits(tmp_path, write_steps(tmp_path, seconds, counted_from=30), since=2.0, others=1.4)
+    write_waits(tmp_path, write_steps(tmp_path, seconds, counted_from=30), since=2.0, others=others)
     assert [one.step for one in find_changes(tmp_path, WHOLE) if one.name == "iteration_shift"] == [40] * told
+
+
+def test_threads_of_a_pause_are_no_cause_of_the_steps_around_it(tmp_path: Path) -> None:
+    """A snapshot copies tensors with threads of its own: most of the samples around a few slower steps are of its pause."""
+    seconds = [0.1] * 55 + [0.14] * 5 + [2.0] + [0.14] * 3 + [0.1] * 20
+    write_threads(tmp_path, write_steps(tmp_path, seconds), since=6.2, waits_until=8.2)
+    (shift,) = [one for one in find_changes(tmp_path, WHOLE) if one.name == "iteration_shift"]
+    assert "no cause was found" in shift.details
 
 
 def test_the_batches_show_a_change_before_the_iterations_do(tmp_path: Path) -> None:

@@ -380,6 +380,19 @@ def test_too_few_samples_are_no_share(tmp_path: Path) -> None:
     assert "time_between_phases" not in [one.name for one in detect_findings(recording, recording.end_ns)]
 
 
+@pytest.mark.parametrize("trains_there", [False, True])
+def test_a_share_of_several_functions_is_at_the_line_that_calls_them(trains_there: bool, tmp_path: Path) -> None:
+    """Unless the training runs through that line, too: it is one of the loop then."""
+    folder, calls = recordings.unpack_to_folder("gpu-trainer-gpt2", tmp_path), [("train.py", 37, "quality", True), LOOP]
+    for number, name in enumerate(("edit", "runs", "entropy", "repeats")):
+        add_pauses(folder, ([("train.py", 10 + number, name, True), *calls], "len"), why="share", samples=20, count=20)
+    if trains_there:
+        add_pauses(folder, (calls, "torch.nn.functional.linear"), why="slow", samples=20, count=20, where="forward")
+    recording = Recording.open(folder)
+    found = [one for one in detect_findings(recording, recording.end_ns) if one.name == "time_between_phases"]
+    assert [str(one.headline).rpartition(": ")[2] for one in found[-1:]] == ["train.py:37"] * (not trains_there)
+
+
 def pause_every(
     folder: Path, period: int, list_stacks: Callable[[int], list[Any]], where: str, *, in_a_row: int = 1
 ) -> list[int]:

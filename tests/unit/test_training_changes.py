@@ -651,6 +651,19 @@ def test_a_step_in_progress_is_not_called_unseen(passes: int, with_step: bool, t
     assert find_named(recording.open_recording(), "steps_unseen") == []
 
 
+@pytest.mark.parametrize(
+    "file", ["torch/_dynamo/convert_frame.py", "torch/utils/data/dataloader.py", "torch/cuda/graphs.py"]
+)
+def test_a_step_that_is_compiled_or_awaits_its_batch_is_not_called_unseen(file: str, tmp_path: Path) -> None:
+    recording = record_pace(tmp_path, 0.1, 0.1, gpu_use=90)
+    frames = [{"file": file, "line": 9, "function": "run", "own": False}]
+    facts = {"where": "unknown phase", "why": "slow", "begin_ns": 18 * S, "end_ns": 19 * S, "samples": 1}
+    stacks = [{"count": 1, "seconds": 0.1, "frames": [0]}]
+    recording.write_event(make_identity(0), 20, events.Stacks, **facts, step=60, frames=frames, stacks=stacks)
+    found = find_named(recording.open_recording(), "steps_unseen")
+    assert [one.step for one in found] == [59] * ("graphs" in file)
+
+
 def test_an_idle_gpu_does_not_train_unseen(tmp_path: Path) -> None:
     assert find_named(record_pace(tmp_path, 0.1, 0.1, gpu_use=0).open_recording(), "steps_unseen") == []
 

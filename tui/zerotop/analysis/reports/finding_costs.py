@@ -210,6 +210,8 @@ def _measure_lost(finding: Finding, later: Rows) -> float:
         highest = np.where(later["step"] == finding.step, np.inf, 3 * (after - before))
         lost = np.clip(later["iteration_s"] - before, before - after, highest)
         return max(0.0, float(np.nansum(lost * later["steps"])))
+    if name == "evaluations_often":  # which are no part of the iterations
+        return float(np.nansum(later["eval_s"] * later["steps"]))
     if name == "evaluation_growth":
         return float(np.nansum(np.clip(later["eval_s"] - finding.evidence["first_s"], 0.0, None) * later["steps"]))
     if name == "repeated_pause":  # the pauses may have ended since
@@ -228,7 +230,10 @@ def _measure_lost(finding: Finding, later: Rows) -> float:
         return finding.cost * sum_training_s(later)
     # In iterations that take far longer something else takes the time.
     seconds = np.minimum(later["iteration_s"], _FAR_TIMES * finding.evidence.get("iteration_s", np.inf))
-    return finding.cost * float(np.nansum(seconds * later["steps"]))
+    # Of launches, the share in the last steps is that of the steps since, and may be another than in those before.
+    is_since = later["step"] >= finding.evidence.get("first_step", np.inf)
+    shares = np.where(is_since, finding.evidence.get("share", 0.0), finding.cost)
+    return float(np.nansum(shares * seconds * later["steps"]))
 
 
 def _select_steps(finding: Finding, findings: Sequence[Finding], steps: Rows) -> Rows:

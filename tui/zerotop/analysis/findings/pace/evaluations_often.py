@@ -14,12 +14,13 @@ from zerotop.analysis.findings.support.lines.stack_lines import Delay, await_lin
 from zerotop.analysis.findings.support.links import Kinds, is_simultaneous
 from zerotop.analysis.findings.support.steps.lost_time import count_rarer_steps
 from zerotop.analysis.script_terms import set_interval
+from zerotop.analysis.stats.change_points import LEVEL_STEPS
 from zerotop.recording.samples import Rows
 
 _KIND = FindingKind(
     name="evaluations_often",
     confidence=0.9,
-    headline="From step {step} on, evaluations take {share:percent} of the time: one each {period:.0f} steps[: {place}]",
+    headline="From step {step} on, evaluations take {share:percent} of the time: one {each}[: {place}]",
     details=(
         "{evaluations:count evaluation} since step {step} took {total_s:seconds}[, mostly at {line}][; before, there was one"
         " each {earlier:.0f} steps]. Iterations take {iteration_s:seconds}."
@@ -27,6 +28,14 @@ _KIND = FindingKind(
     advice="Evaluate every {rarer:,.0f} steps: that takes at most {rare:percent} of the time. Or evaluate on fewer batches.",
     fix="[{setting}]",
     superseded_by=(Kinds(is_simultaneous, "evaluation_growth"),),
+)
+# An evaluation before each step may be a part of it, as where a policy plays or a model labels its own batches.
+_EACH = _KIND.with_changes(
+    confidence=0.7,
+    advice=(
+        "If training does not need their results, evaluate every {rarer:,.0f} steps: that takes at most {rare:percent} of"
+        " the time. Or evaluate on fewer batches."
+    ),
 )
 # The share of the time that evaluations may take.
 _RARE_SHARE = 0.05
@@ -49,8 +58,12 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
         values, share = line_values(found.line), often.evidence["share"] or 0.0
         rarer = count_rarer_steps(often.evidence["period"] or 1.0, share, _RARE_SHARE)
         values |= {"rare": _RARE_SHARE, "rarer": rarer, "earlier": often.evidence.get("earlier")}
-        values["setting"] = set_interval(window.subject.engine, "eval", rarer) or None
-        yield _KIND.at_steps(window.subject, often.rows, often.evidence, known_ns=found.known_ns, cost=share, **values)
+        period = often.evidence["period"] or 1.0
+        kind, values["each"] = (_EACH, "before each step") if period < 2 else (_KIND, f"each {period:.0f} steps")
+        # A callback that evaluates by itself heeds no setting of the Trainer.
+        is_own = found.line is not None and not any("evaluat" in name for name in found.line.callees)
+        values["setting"] = None if is_own else set_interval(window.subject.engine, "eval", rarer) or None
+        yield kind.at_steps(window.subject, often.rows, often.evidence, known_ns=found.known_ns, cost=share, **values)
 
 
 def _find_often(window: SearchWindow[Group]) -> Iterator[_Often]:
@@ -70,7 +83,15 @@ def _find_next(lead: Process, indexes: list[int], searched: int, last: _Often | 
 
 
 def _measure(lead: Process, indexes: list[int], begin: int) -> _Often | None:
-    """Return the evaluations from number ``begin`` on if they take much of the time."""
+    """Return the evaluations from number ``begin`` on if they take much of the time.
+
+    Those before each step count only if many steps were made without one before: else they may be a part of each.
+    """
+    if np.median(np.diff(indexes[begin:])) < 2:
+        begin = _find_series(indexes, begin)
+        made = indexes[begin] - (indexes[begin - 1] if begin else 0)
+        if min(made, len(indexes) - begin) < LEVEL_STEPS:
+            return None
     before, indexes, steps = indexes[: begin + 1], indexes[begin:], lead.steps
     rows = steps[indexes[0] : indexes[-1] + 1]
     seconds = float(steps["eval_s"][indexes[1:]].sum())
@@ -78,7 +99,7 @@ def _measure(lead: Process, indexes: list[int], begin: int) -> _Often | None:
     share, period = seconds / (seconds + iterations), float(np.median(np.diff(indexes)))
     earlier = float(np.median(np.diff(before))) if len(before) > 2 else None
     is_more_often = earlier is not None and earlier >= _MORE_OFTEN_TIMES * period
-    if period < 2 or share < (_MORE_OFTEN_SHARE if is_more_often else _LEAST_SHARE):
+    if share < (_MORE_OFTEN_SHARE if is_more_often else _LEAST_SHARE):
         return None
     evidence: dict[str, float | None] = {
         "share": share,
@@ -90,3 +111,10 @@ def _measure(lead: Process, indexes: list[int], begin: int) -> _Often | None:
     begin_ns = int(rows["begin_unix_ns"][0] - 1e9 * steps["eval_s"][indexes[0]])
     known_ns = int(rows["end_unix_ns"][-1])
     return _Often(begin, len(indexes), Delay(lead, "eval", begin_ns, known_ns, known_ns, is_all_work=True), rows, evidence)
+
+
+def _find_series(indexes: list[int], number: int) -> int:
+    """Return the number of the first of the evaluations before consecutive steps, of which one has this number."""
+    while number and indexes[number] - indexes[number - 1] == 1:
+        number -= 1
+    return number

@@ -16,6 +16,7 @@ from zerotop.analysis.findings.support.causes.causes import find_drift_cause
 from zerotop.analysis.findings.support.causes.host_causes import is_by_others
 from zerotop.analysis.findings.support.causes.pace_shift import HOST_TIMES, PaceShift
 from zerotop.analysis.findings.support.causes.step_change import StepChange, name_part
+from zerotop.analysis.findings.support.causes.training_causes import find_repeated_steps
 from zerotop.analysis.findings.support.gpu_use import is_paced_by_host
 from zerotop.analysis.findings.support.lines import line_findings, stack_lines
 from zerotop.analysis.findings.support.lines.stack_lines import UNSEEN, Delay, FoundLine, await_line
@@ -71,6 +72,8 @@ DRIFT_EVENNESS = 0.2
 _SAMPLED_NS = 60 * 10**9
 # It is looked at again, block by block, until it has lasted for so many times its length.
 _LATER_TIMES = 8
+# The part of their slope with which values went on to rise between two rises.
+_GOES_ON_SHARE = 0.5
 _PLACES = (*line_findings.PLACES.values(), UNSEEN)
 
 _new_trend_finder = partial(TrendFinder, DRIFT_BLOCKS, DRIFT_EVENNESS)
@@ -150,10 +153,18 @@ class _Told(NamedTuple):
 def _follow(drifts: Iterator[tuple[_Drift, FoundLine]], last: _Told | None) -> _Told | None:
     """Return the next of the rises; ``last`` is the one before it."""
     for drift, found in drifts:
-        if last is None or drift.rise.begin > last.drift.rise.end:  # it is another one
+        if last is None or not _continues(drift.rise, last.drift.rise):
             return _Told(drift, found, drift.rise.begin + _find_onset(drift), drift.rise.low)
-        return _Told(drift, found, last.begin, last.low_s)
+        return _Told(drift.measure_since(last.drift.change.before), found, last.begin, last.low_s)
     return None
+
+
+def _continues(rise: Rise, earlier: Rise) -> bool:
+    """Whether a rise overlaps an earlier one, or values went on to rise about as fast between them."""
+    if rise.begin <= earlier.end:
+        return True
+    apart = rise.begin - earlier.end + (rise.block_length + earlier.block_length) / 2
+    return (rise.low - earlier.high) / apart >= _GOES_ON_SHARE * min(rise.slope, earlier.slope)
 
 
 def _is_drift(drift: _Drift, values: Floats) -> bool:
@@ -218,6 +229,12 @@ class _Drift(NamedTuple):
         changes = change.measure_parts()
         return cls(rise, rows, change, changes, max(changes, key=lambda name: changes[name], default=""))
 
+    def measure_since(self, before: Rows) -> _Drift:
+        """Return the rise with the changes since earlier steps, the first ones of a rise that it continues."""
+        change = StepChange(self.change.group, before, self.change.after, self.change.known_ns)
+        changes = change.measure_parts()
+        return self._replace(change=change, changes=changes, carrier=max(changes, key=lambda one: changes[one], default=""))
+
     def extend(self, known_ns: int) -> _Drift | None:
         """Return the rise up to a later time; None if it has not stayed."""
         group, rise = self.change.group, self.rise
@@ -255,7 +272,11 @@ def _find_onset(drift: _Drift) -> int:
         return min(most, int(np.searchsorted(rows["step"], sized)))
     each, points = _count_steps(length), _compute_points(rows["iteration_s"], length)
     fit = fit_knee(np.asarray(np.arange(len(points)) + 0.5, np.float64) * each, points)
-    return min(most, round(fit.knee_x)) if fit is not None and fit.knee_x is not None else 0
+    onset = round(fit.knee_x) if fit is not None and fit.knee_x is not None else 0
+    made = find_repeated_steps(drift.change)
+    if made is not None:  # it did not begin before the first of the changes that explain it
+        onset = int(np.clip(onset, *np.searchsorted(rows["step"], made)))
+    return min(most, onset)
 
 
 def _build_finding(told: _Told) -> Finding:

@@ -152,8 +152,8 @@ def _is_worth_telling(told: ToldShift) -> bool:
 
 
 def _has_passed(shift: PaceShift, known_ns: int) -> bool:
-    """Whether a load of other processes is over before it could be told as the cause of a change."""
-    if shift.change.found_in or shift.cause is None or shift.cause.finding != "cores_taken":
+    """Whether a lack of cores is over before it could be told as the cause of a change."""
+    if shift.change.found_in or shift.cause is None or shift.cause.finding not in ("cores_taken", "crowded_cores"):
         return False
     steps = shift.change.process.steps_until(known_ns)
     last = steps[np.searchsorted(steps["step"], shift.step) :]["iteration_s"][-LEVEL_STEPS:]

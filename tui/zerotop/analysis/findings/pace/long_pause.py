@@ -107,7 +107,7 @@ class _Pause(NamedTuple):
     is_evaluation: bool
     process: Process
     column: str  # of the phase that took the time; empty if it is unknown
-    earlier: tuple[_Pause, ...] = ()  # in which torch.compile compiled, too
+    compiled: tuple[_Pause, ...] = ()  # up to this one, in which torch.compile compiled, if these steps are several
 
     def find_delay(self) -> stack_lines.Delay:
         """Return where the time is lost."""
@@ -145,7 +145,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report the first pause of each attempt, and later ones that are notably longer."""
     for pause, found in window.await_each(_find_pauses(window), lambda pause: stack_lines.await_line(pause.find_delay())):
         is_named = found.line is not None and line_findings.is_named(window.subject, found.line, found.known_ns)
-        if (pause.earlier or not is_named) and not pause.is_by_probe:
+        if (pause.compiled or not is_named) and not pause.is_by_probe:
             yield _build_finding(pause, found)
     yield from _find_unfinished(window)
 
@@ -210,7 +210,7 @@ def _find_pauses(window: SearchWindow[Group]) -> Iterator[_Pause]:
     trained_s = cache(lambda: np.nancumsum(window.subject.lead.steps["iteration_s"]))  # only if needed: of a million steps
     for read in window.extend(partial(_read_next, window.subject, trained_s), 0):
         pause = read.pause
-        if pause is not None and (pause.earlier or window.is_news(pause.seconds, _is_longer, pause.is_evaluation)):
+        if pause is not None and (pause.compiled or window.is_news(pause.seconds, _is_longer, pause.is_evaluation)):
             yield pause
 
 
@@ -253,7 +253,8 @@ def _read_next(group: Group, trained_s: Callable[[], Floats], last: _Read | None
         return _Read(end, found, compiling)
     together = (*compiling, found)
     is_notable = sum(one.seconds for one in together) >= _RECOMPILED_SHARE * float(trained_s()[end - 1])
-    return _Read(end, found._replace(earlier=compiling if is_notable else ()), together)
+    is_again = sum(len(one.rows) for one in together) > 1
+    return _Read(end, found._replace(compiled=together if is_notable and is_again else ()), together)
 
 
 def _find_usual(seconds: Floats) -> float:
@@ -269,11 +270,12 @@ def _is_compiling(pause: _Pause) -> bool:
 
 def _build_recompiled(pause: _Pause, found: stack_lines.FoundLine) -> Finding:
     """Return one finding for several pauses, placed at the first; it replaces the finding of the first pause."""
-    all_pauses, steps = (*pause.earlier, pause), pause.group.lead.steps_until(found.known_ns)
-    lost, trained_s = [one.seconds for one in all_pauses], float(np.nansum(steps["iteration_s"]))
+    pauses, steps = pause.compiled, pause.group.lead.steps_until(found.known_ns)
+    lost = [float(second) - one.usual_s for one in pauses for second in one.rows["iteration_s"]]
+    trained_s = float(np.nansum(steps["iteration_s"]))
     evidence = {"pause_s": sum(lost), "longest_s": max(lost), "times": len(lost), "share": sum(lost) / trained_s}
     kind = _RECOMPILED if found.line is not None else _RECOMPILED.with_changes(advice=_SEE_ASSUMPTION)
-    begin_ns, end_ns = all_pauses[0].find_delay().begin_ns, pause.find_delay().end_ns
+    begin_ns, end_ns = pauses[0].find_delay().begin_ns, pause.find_delay().end_ns
     failed = find_failed_assumption(pause.group.lead, begin_ns, end_ns, found.known_ns)
     if failed is not None:
         kind = kind.with_changes(advice="{remedy}", fix="{setting}")
@@ -282,7 +284,7 @@ def _build_recompiled(pause: _Pause, found: stack_lines.FoundLine) -> Finding:
         "remedy": failed and failed.advice[0],
         "setting": failed and failed.advice[1],
     }
-    rows, values = all_pauses[0].rows, {**values, **line_findings.line_values(found.line)}
+    rows, values = pauses[0].rows, {**values, **line_findings.line_values(found.line)}
     return kind.at_steps(pause.group, rows, evidence, known_ns=found.known_ns, **values)
 
 
@@ -313,7 +315,7 @@ def _find_place(group: Group, step: Rows, known_ns: int) -> tuple[Process, str]:
 
 
 def _build_finding(pause: _Pause, found: stack_lines.FoundLine) -> Finding:
-    if pause.earlier:
+    if pause.compiled:
         return _build_recompiled(pause, found)
     kind, line, steps = _EVALUATION if pause.is_evaluation else _KIND, found.line, pause.group.lead.steps
     compiled = measure_compiling(pause.group.lead, pause.rows)

@@ -10,6 +10,7 @@ import numpy as np
 from zerotop.analysis.code_line import read_line
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
+from zerotop.recording.events.event_files import select_events
 from zerotop.recording.samples import Ints, Rows
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import EVAL, PHASE_CODE
@@ -74,6 +75,11 @@ _MANY_BACKWARDS, _USUAL_TIMES, _MORE_TIME = 20, 10, 1.25
 # Passes whose time is that of the moment; how many times as long as before, or as the first ones, they are if that counts.
 _LAST_PASSES, _LONGER_TIMES, _GROWN_TIMES = 10, 2.0, 1.5
 _MOST = 3
+# The folders of PyTorch's code in which a step is in progress, or awaited: its first run may be compiled for long.
+_STEP_CODE = (
+    *("torch/_dynamo/", "torch/_functorch/", "torch/_inductor/", "triton/"),
+    *("torch/autograd/", "torch/nn/modules/", "torch/utils/data/"),
+)
 _BACKWARD, _STEP = PHASE_CODE["backward"], PHASE_CODE["step"]
 
 
@@ -188,8 +194,16 @@ def _explain_quiet(group: Group, gap: _Gap) -> Finding | None:
 
 
 def _is_busy_elsewhere(process: Process, gap: _Gap) -> bool:
-    """Whether an evaluation, a checkpoint or another phase ended after the last step."""
-    return len(process.records("spans").read_window(gap.begin_ns + 1, gap.known_ns)) > 0
+    """Whether a phase began or ended after the last step, or samples show the rank in code that prepares or makes steps."""
+    if any(len(process.records(name).read_window(gap.begin_ns + 1, gap.known_ns)) for name in ("begins", "spans")):
+        return True
+    sampled = select_events(process.events_of(events.Stacks), gap.begin_ns, gap.known_ns)
+    return any(
+        frame.file.startswith(_STEP_CODE)
+        for event in sampled
+        if event.begin_ns + process.source.offset_ns >= gap.begin_ns
+        for frame in event.frames
+    )
 
 
 def _measure_use(process: Process, gap: _Gap) -> float | None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.code_line import list_own
 from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_use import measure_gpu_use
@@ -28,6 +29,7 @@ from zerotop.analysis.findings.support.lines.stack_lines import (
     StackLine,
     find_line,
     find_repeated_waits,
+    find_shared_line,
     is_training,
     select_events_in,
     select_stacks,
@@ -161,7 +163,7 @@ def _check_whole_training(group: Group, event: Stacks) -> Iterator[Finding]:
         return
     begin_ns = int(rows["begin_unix_ns"][0])
     delay = Delay(lead, BETWEEN, begin_ns, known_ns, known_ns)
-    line = find_line(delay, why=SHARE)
+    line = find_line(delay, why=SHARE) or find_shared_line(delay, why=SHARE)
     if line is None or is_training(line.callees) or _has_begun_later(delay, line):
         return
     use = measure_gpu_use(lead, int(rows["begin_unix_ns"][1]), known_ns)
@@ -218,12 +220,11 @@ def _has_begun_later(delay: Delay, line: StackLine) -> bool:
     middle_ns = (delay.begin_ns + delay.end_ns) // 2 - delay.process.source.offset_ns
     early = [one for one in delay.process.events_of(Stacks) if one.why == SHARE and one.end_ns <= middle_ns]
     shown = [
-        (own, stack.count or 0)
+        ((line.file, line.line, line.function) in list_own(one.frames, stack), stack.count or 0)
         for one in early
-        for stack, own in select_stacks(one, UNSEEN if one.where == UNSEEN else BETWEEN)
+        for stack, _ in select_stacks(one, UNSEEN if one.where == UNSEEN else BETWEEN)
     ]
-    at_line = any(own is not None and (own.file, own.line) == (line.file, line.line) for own, _ in shown)
-    return sum(count for _, count in shown) >= _FEWEST_SAMPLES and not at_line
+    return sum(count for _, count in shown) >= _FEWEST_SAMPLES and not any(at_line for at_line, _ in shown)
 
 
 def _is_news(group: Group, line: StackLine, known_ns: int) -> bool:

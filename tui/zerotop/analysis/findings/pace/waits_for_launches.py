@@ -16,7 +16,7 @@ from zerotop.analysis.code_line import CodeLine
 from zerotop.analysis.engine import LOOP
 from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.gpu_use import measure_gpu_use, offloads
+from zerotop.analysis.findings.support.gpu_use import measure_gpu_use, measure_use_in_steps, offloads
 from zerotop.analysis.findings.support.host_load import measure_load
 from zerotop.analysis.findings.support.lines.forward_lines import find_forward_line
 from zerotop.analysis.findings.support.lines.line_findings import measure_between
@@ -173,10 +173,10 @@ def _end_before(group: Group, before: _Verdict, launching: dict[str, Any], other
     if len(rows):
         pace = _measure_pace(group, rows[len(rows) // 2 :])
         numbers = {"iteration_s": compute_known_median(pace.rows["iteration_s"]), "steps": len(pace.rows)}
-        numbers |= {"share": 1 - pace.use, "use": pace.use, "cores": pace.cores}
+        numbers |= {"share": 1 - pace.use, "use": pace.use, "cores": pace.cores, "first_step": float(pace.rows["step"][0])}
         these = f"Steps {int(pace.rows['step'][0])} to {until_step}"
         evidence, values = evidence | numbers, values | numbers | {"these": these}
-        cost = 1 - _measure_use(group, int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
+        cost = _measure_waits(group, rows)
     until: dict[str, Any] = {"until_step": until_step}
     found = _ENDED.at_steps(group, begin, evidence | until, known_ns=other.known_ns, cost=cost, **values | until)
     return _Verdict(before.steps, found, None, other.known_ns, offers_rows=False)
@@ -201,23 +201,23 @@ def _judge_pace(
     other = _find_other_reason(group, known_ns)
     if other is None and _is_launch_bound(group, pace):
         evidence |= {"share": 1 - pace.use, "use": pace.use, "cores": pace.cores}
-        ends = {"first_step": int(pace.rows["step"][0]), "last_step": int(pace.rows["step"][-1])}
+        evidence |= {"first_step": float(pace.rows["step"][0])}
         values = {
             "low_s": None,
             "high_s": None,
             "these": "These steps",
-            **ends,
+            "last_step": int(pace.rows["step"][-1]),
             **advice.texts,
             "line": line.text if line else None,
         }
-        cost = 1 - _measure_use(group, int(begin["begin_unix_ns"][0]), end_ns)
+        cost = _measure_waits(group, begin)
         found = _LAUNCHES.at_steps(group, begin, evidence, known_ns=known_ns, cost=cost, **evidence | values)
         told = {"evidence": evidence, "values": evidence | values, "cost": cost}
         return _Verdict(len(steps), found, told, known_ns, advice.offers_rows)
     if launching is not None:
         until = {"until_step": launching["values"]["last_step"]}
         # The headline names no first step: the figures are of the last steps in which that was so.
-        these = {"these": f"Steps {launching['values']['first_step']} to {until['until_step']}"}
+        these = {"these": f"Steps {launching['values']['first_step']:.0f} to {until['until_step']}"}
         values = launching["values"] | until | these | ({} if has_room else advice.texts)
         evidence = launching["evidence"] | until
         found = _ENDED.at_steps(group, begin, evidence, known_ns=known_ns, cost=launching["cost"], **values)
@@ -258,6 +258,11 @@ def _measure_pace(group: Group, rows: Rows) -> _Pace:
 
 def _measure_use(group: Group, begin_ns: int, end_ns: int) -> float:
     return float(np.mean([measure_gpu_use(one, begin_ns, end_ns) for one in group.processes]))
+
+
+def _measure_waits(group: Group, rows: Rows) -> float:
+    """Return the share of the time of some steps in which the GPUs were idle; it may differ between parts of them."""
+    return 1 - float(np.mean([measure_use_in_steps(one, rows, np.mean) for one in group.processes]))
 
 
 def _find_unchanged(levels: Floats) -> slice:

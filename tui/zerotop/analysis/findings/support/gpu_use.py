@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,14 +24,17 @@ _FEWEST_SAMPLES = 3
 _PAUSE_TIMES, _SAMPLE_NS = 5, 200_000_000
 
 
-def measure_use_in_steps(process: RankRecords, steps: Rows) -> float:
-    """Return the GPU's use, as :func:`measure_gpu_use` does, in those of some steps that have no pause."""
+def measure_use_in_steps(process: RankRecords, steps: Rows, average: Callable[[Rows], Any] = np.median) -> float:
+    """Return the GPU's use, as :func:`measure_gpu_use` does, in those of some steps that have no pause.
+
+    ``average``: of the samples. Steps of several kinds have none that is usual, but a mean.
+    """
     seconds = steps["iteration_s"]
     paused = steps[seconds > _PAUSE_TIMES * compute_known_median(seconds)]
     samples = process.gpu_samples.read_window(int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1]))
     begun = np.searchsorted(paused["begin_unix_ns"], samples.times)
     ended = np.searchsorted(paused["end_unix_ns"] + _SAMPLE_NS, samples.times)
-    return _compute_use(process, samples.select(begun == ended))
+    return _compute_use(process, samples.select(begun == ended), average)
 
 
 def measure_gpu_use(process: RankRecords, begin_ns: int, end_ns: int) -> float:
@@ -38,12 +42,12 @@ def measure_gpu_use(process: RankRecords, begin_ns: int, end_ns: int) -> float:
     return _compute_use(process, process.gpu_samples.read_window(begin_ns, end_ns))
 
 
-def _compute_use(process: RankRecords, samples: Samples) -> float:
+def _compute_use(process: RankRecords, samples: Samples, average: Callable[[Rows], Any] = np.median) -> float:
     if not process.is_on_gpu or process.gpu_key is None:
         return float("nan")
     used = samples.rows["utilization_percent"] if len(samples) else np.empty(0)
     used = used[~np.isnan(used)]
-    return float(np.median(used)) / 100 if len(used) >= _FEWEST_SAMPLES else float("nan")
+    return float(average(used)) / 100 if len(used) >= _FEWEST_SAMPLES else float("nan")
 
 
 def measure_free_bytes(process: Process, known_ns: int) -> float:

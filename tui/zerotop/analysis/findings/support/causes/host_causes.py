@@ -60,7 +60,7 @@ _CORE_CLOCK: Advice = ("Check the node's cooling and its CPU frequency governor.
 
 
 def check_crowding(change: StepChange) -> Cause | None:
-    samples = change.read_samples(change.process.host_samples)
+    samples = change.read_usual_samples(change.process.host_samples)
     if samples is None:
         return None
     before, after = (float(np.nan_to_num(part.rows["waiting_cores"]).mean()) for part in samples)

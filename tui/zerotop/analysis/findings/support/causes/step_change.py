@@ -33,6 +33,8 @@ _ENOUGH_STEPS, _MOST_STEPS = 3, 5
 _NEAR_STEPS = 64
 # The most steps that a host may be ahead of its GPU, when its batches become larger.
 _QUEUED_STEPS = 10
+# A step that takes so many times as long as the others has a pause.
+_PAUSE_TIMES = 4.0
 # NVML looks back so long (ns), and the use of a GPU before a change is that of at least two seconds.
 _LOOK_BACK_NS, _USED_NS = 200_000_000, 2_000_000_000
 
@@ -113,6 +115,14 @@ class StepChange:
             )
             self._samples[records] = (before, after) if len(before) and len(after) else None
         return self._samples[records]
+
+    def read_usual_samples(self, records: Records) -> tuple[Samples, Samples] | None:
+        """Return the records before and after in steps without a pause, whose samples say nothing of the others."""
+        samples = self.read_samples(records)
+        if samples is None:
+            return None
+        before, after = (_drop_pauses(*one) for one in zip(samples, (self.before, self.after), strict=True))
+        return (before, after) if len(before) and len(after) else None
 
     @cached_property
     def phased(self) -> tuple[Rows, Rows]:
@@ -230,6 +240,12 @@ def name_part(column: str) -> str:
 def count_iterations(rows: Rows) -> int:
     """Return the number of iterations from the first to the last of these steps, omitted ones included."""
     return int(rows["step"][-1]) - int(rows["step"][0]) + int(rows["steps"][0])
+
+
+def _drop_pauses(samples: Samples, steps: Rows) -> Samples:
+    seconds = steps["iteration_s"]
+    is_pause = seconds >= _PAUSE_TIMES * np.nanmedian(seconds)
+    return samples.select(~is_pause[np.minimum(np.searchsorted(steps["end_unix_ns"], samples.times), len(steps) - 1)])
 
 
 def match_steps(rows: Rows, steps: Rows) -> slice:

@@ -197,6 +197,24 @@ def _may_be_chance(change: StepChange, one: TrainingChange) -> bool:
 
 def check_repeated_training(change: StepChange) -> Cause | None:
     """Return the cause that the same setting of the training was changed again and again while iterations became longer."""
+    same = _list_repeated(change)
+    if not same:
+        return None
+    cause = Cause(describe_repeated(same), *_advise(change, same[0], change.added_s), 0.95)
+    return cause._replace(is_expected=_is_meant(same[0]))
+
+
+def find_repeated_steps(change: StepChange) -> tuple[int, int] | None:
+    """Return the steps between which the first of these changes was made, the same ones if known; None if unknown."""
+    same, process = _list_repeated(change), change.process
+    made = process.find_changes(0, change.latest_ns, change.latest_ns) if same else ()
+    first = next((one for one in made if (one.name, one.line) == (same[0].name, same[0].line)), None)
+    steps = [process.step_at(at_ns) for at_ns in (first.begin_ns, first.end_ns)] if first is not None else []
+    return (steps[0], steps[1]) if len(steps) == 2 and steps[0] is not None and steps[1] is not None else None
+
+
+def _list_repeated(change: StepChange) -> list[TrainingChange]:
+    """Return the changes of one setting that were made again and again in some steps; none without these."""
     begin_ns, end_ns = int(change.before["begin_unix_ns"][0]), int(change.after["end_unix_ns"][-1])
     by_place: dict[tuple[str, CodeLine | None], list[TrainingChange]] = {}
     for one in change.process.find_changes(begin_ns, end_ns, change.latest_ns):
@@ -205,9 +223,8 @@ def check_repeated_training(change: StepChange) -> Cause | None:
     for same in by_place.values():
         # Of several between two looks, the time of the first one is known.
         if len(same) >= _REPEATED and same[-1].known_ns - same[0].end_ns >= (end_ns - begin_ns) / 2:
-            cause = Cause(describe_repeated(same), *_advise(change, same[0], change.added_s), 0.95)
-            return cause._replace(is_expected=_is_meant(same[0]))
-    return None
+            return same
+    return []
 
 
 def _advise(change: StepChange, first: TrainingChange, slower: float) -> Advice:

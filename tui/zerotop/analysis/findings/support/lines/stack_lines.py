@@ -292,6 +292,35 @@ def find_line_below(delay: Delay, entries: Container[tuple[str, int]], *, why: s
     )
 
 
+def find_shared_line(delay: Delay, *, why: str = "") -> StackLine | None:
+    """Return the innermost line that most samples beside the training run through, where no single line takes much.
+
+    The lines through which the training runs as well are those of the loop.
+    """
+    process, seconds, count = delay.process, dict[tuple[_Line, ...], float](), 0
+    for event in _select_events(delay, delay.known_ns):
+        for stack, found in select_stacks(event, delay.where) if not why or event.why == why else ():
+            if found is not None and _takes_time(process, found, delay.where):
+                path, count = tuple(list_own(event.frames, stack)), count + (stack.count or 0)
+                for depth in range(1, len(path) + 1):
+                    seconds[path[:depth]] = seconds.get(path[:depth], 0.0) + (stack.seconds or 0.0)
+    total = sum(weight for path, weight in seconds.items() if len(path) == 1)
+    loop = {line for event in select_events(process.events_of(Stacks), 0, delay.known_ns) for line in _list_loop(event)}
+    shared = [path for path, weight in seconds.items() if weight >= _SHARED_SHARE * total and path[-1] not in loop]
+    if count < _FEWEST_BESIDE or not shared:
+        return None
+    chosen = max(shared, key=len)
+    share = seconds[chosen] / total
+    return StackLine(*chosen[-1], (), seconds[chosen], share, delay.is_gpu_idle, is_on_gpu=process.is_on_gpu)
+
+
+def _list_loop(event: Stacks) -> Iterator[_Line]:
+    """Yield the own lines through which the stacks of an event that are in a phase run."""
+    for stack in event.stacks:
+        if event.where in PHASES or _runs_through(event.frames, stack, _PHASE_FILES):
+            yield from list_own(event.frames, stack)
+
+
 def _read_paths(
     process: Process, sampled: Iterable[Stacks], where: str
 ) -> Iterator[tuple[tuple[_Line, ...], tuple[str, ...], float]]:
