@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from small_recording import second_to_unix_ns
+import recordings
+from memory_recording import PlantedRecording
+from small_recording import make_identity, second_to_unix_ns
 from stuck_ranks_recording import SAVING, SILENT_S, SLEEPING, WAITING, Left, Stand, write_standing
 from zerotop.analysis.findings import Finding, Severity, detect_findings
 from zerotop.analysis.findings.ranks import hung_ranks
@@ -14,9 +16,11 @@ from zerotop.analysis.hangs.reader import find_stillness
 from zerotop.analysis.hangs.stacks import StackFrame, ThreadStack
 from zerotop.analysis.hangs.waits import Wait, WaitKind, find_wait
 from zerotop.recording.reader import Recording
+from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.rows import row_text, row_width
 from zerotop.ui.ranks.stacks import copy_stacks, count_stack_rows, draw_stacks
+from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import ANOTHER_ITERATOR
 
 ALL_REDUCE = Stand(WAITING, "wait")
@@ -290,6 +294,33 @@ def test_a_job_that_is_killed_while_it_stands_still(tmp_path: Path, stand: Stand
     found = find_hung(write_standing(tmp_path, {0: ALL_REDUCE, 1: stand}, (22.9, 25), ended_s=ended_s), 29)
     headline = "No progress for 7.50 s before the end: rank 1 was in time.sleep at train.py:40"
     assert [one.headline for one in found] == [headline] * told
+
+
+@pytest.mark.usefixtures("recording_stopped")
+def test_a_watchdog_that_ends_ranks_follows_from_their_hang(tmp_path: Path) -> None:
+    write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP}, (25, 30))
+    recording, pids = PlantedRecording(tmp_path), [make_identity(rank).pid for rank in (0, 1)]
+    for rank, second in enumerate((39.9, 39.95)):
+        place = {"file": "train.py", "line": 53, "function": "Watchdog.run"}
+        recording.write_event(make_identity(rank), second, events.ExitCall, exit_code=1, **place)
+        recording.write_event(recording.node, 40, events.RankGone, rank=rank, pid=pids[rank], exit_code=1)
+    recording.write_output(
+        40.1,
+        f"W1129 18:26:09.295000 4 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process {pids[1]} closing"
+        " signal SIGTERM\nE1129 18:26:09.304000 4 torch/distributed/elastic/multiprocessing/api.py:986] failed (exitcode: 1)"
+        f" local_rank: 0 (pid: {pids[0]}) of binary: python\n",
+    )
+    recording.write_event(recording.node, 40.5, events.JobEnded, exit_code=1, text="The job failed with exit code 1.")
+    frame = Viewer(recordings.open_searched(recording.open_recording()), None, lambda: 0.0).make_frame()
+    assert frame.failure is not None
+    assert frame.headline is not None
+    assert [cost.finding.name for cost in frame.ranked] == ["hung_ranks", "dead_rank"]
+    dead = frame.ranked[1]
+    assert (frame.headline.name, dead.cause) == ("hung_ranks", frame.headline)
+    assert dead.finding.headline.startswith("Rank 0 ended by os._exit(1) at train.py:53")
+    assert dead.finding.details.endswith("Rank 1 did so, too.")
+    assert frame.summary is not None
+    assert [cost.finding.name for cost in frame.summary.findings] == ["hung_ranks"]  # the end is told above it
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,8 @@ class _Case:
         if calls:
             line = read_line(calls[-1])
             places = {"exit_place": line.place, "exit_line": line.text, "exit_location": line.location} if line else {}
-            return end_causes.EXIT_CALLED, {"exit_status": calls[-1].exit_code, **places}
+            also = sorted(end.process.rank for end in self.ends[1:] if self.at.process_events(ExitCall, end.process))
+            return end_causes.EXIT_CALLED, {"exit_status": calls[-1].exit_code, "also": also or None, **places}
         if not self.rank.events_of(Hello) or self.rank.events_of(Left):
             return end_causes.EXITED, {}  # how it ended was not watched
         if self.first.has_left:
@@ -231,6 +232,7 @@ class _Case:
             "oom_kills": self.kills or None,
             "signal_number": first.signal_number,
             "exit_code": first.exit_code,
+            "exit_ns": max(0, self.ended_ns - first.traceback.time_ns) if first.traceback is not None else None,
         }
 
     def collect_values(self) -> dict[str, Any]:
