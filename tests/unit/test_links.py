@@ -75,8 +75,9 @@ def make_hang(second: int, end: int, ranks: tuple[int, ...] = (0,), **evidence: 
     begin_ns, end_ns = ((100 + at) * 10**9 for at in (second, end))
     hung = make_finding("hung_ranks", None, ranks, iteration_s=0.2, **evidence)
     seen_ns = min(end_ns, begin_ns + 10 * 10**9)
-    times = {"begin_ns": begin_ns, "end_ns": end_ns, "known_ns": end_ns, "first_known_ns": seen_ns}
-    return dataclasses.replace(hung, severity=Severity.ERROR, **times)
+    return dataclasses.replace(
+        hung, severity=Severity.ERROR, begin_ns=begin_ns, end_ns=end_ns, known_ns=end_ns, first_known_ns=seen_ns
+    )
 
 
 S = 10**9
