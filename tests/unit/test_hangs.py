@@ -514,6 +514,33 @@ def test_all_stacks_are_copied(tmp_path: Path) -> None:
     assert "torch/distributed/distributed_c10d.py:3252 in all_reduce" in second
 
 
+LOADING = Stand((("torch/utils/data/dataloader.py", 1275, "_try_get_data", False), ("train.py", 30, "run", True)), "poll")
+FETCH = (
+    ("store.py", 12, "Items.fetch", True),
+    ("torch/utils/data/_utils/fetch.py", 54, "fetch", False),
+    ("torch/utils/data/_utils/worker.py", 349, "_worker_loop", False),
+    ("train.py", 30, "run", True),
+)
+
+
+@pytest.mark.parametrize(
+    ("stand", "pid", "said"),
+    [(LOADING, 100, True), (LOADING, 4711, False), (SLEEP, 100, False)],
+    ids=["own", "other", "none"],
+)
+def test_the_worker_that_a_rank_waits_for_is_told_with_its_line(tmp_path: Path, stand: Stand, pid: int, said: bool) -> None:
+    assert make_identity(0).pid == 100
+    write_standing(tmp_path, {0: stand}, (25, 30))
+    recording, frames = PlantedRecording(tmp_path), [StackFrame(*one)._asdict() for one in FETCH]
+    stacks = [{"count": 1, "call": "acquire", "frames": list(range(len(FETCH)))}]
+    facts = {"rank": 0, "pid": pid, "worker": 300, "frames": frames, "stacks": stacks}
+    recording.write_event(recording.node, 28, events.LoaderStacks, **facts)
+    (hung,) = find_hung(recording.open_recording(), 34)
+    line = "py-spy shows a worker of the loader at store.py:12 in Items.fetch (calls acquire)."
+    assert (line in hung.details) is said
+    assert (hung.fix == "store.py:12", "the worker's line" in hung.advice) == (said, said)
+
+
 def test_ranks_that_work_do_not_stand_still(tmp_path: Path) -> None:
     recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP})
     assert find_stillness(recording.at(second_to_unix_ns(19))) is None
