@@ -116,6 +116,16 @@ def test_the_end_of_long_iterations_and_ranks_whose_stacks_are_not_known() -> No
     assert find_names(dataclasses.replace(hung, severity=Severity.WARNING), end) == [None, None]
 
 
+@pytest.mark.parametrize(
+    ("error", "second", "explains"),
+    [("KeyError", 65, True), ("KeyError", 130, False), ("TimeoutError", 59, True), ("_queue.Empty", 65, False)],
+)
+def test_a_thread_that_waited_in_vain_ended_because_of_the_hang(error: str, second: int, explains: bool) -> None:
+    died = make_finding("thread_died", second)
+    died = dataclasses.replace(died, headline=Text("{thread} ended with {error}", {"thread": "Thread-1", "error": error}))
+    assert find_names(died, make_hang(60, 90, dead_threads=1)) == [None, "thread_died" if explains else None]
+
+
 def test_growth_that_ends_with_a_killed_rank() -> None:
     growth, short = make_finding("host_growth", 3, (0, 1)), make_finding("host_memory_short", 20, (0, 1))
     killed = make_finding("dead_rank", 21, (1,), oom_kills=1)

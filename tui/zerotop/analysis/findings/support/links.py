@@ -26,6 +26,8 @@ _TOGETHER_NS = 60 * 10**9
 _HELD_UP_NS, _HELD_UP_ITERATIONS = 3 * 10**9, 2
 # Signals of errors in compiled code, which no timeout sends.
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+# Exceptions of threads that have waited for a queue, a process or the network with a limit.
+_TIMEOUTS = ("Timeout", "Empty", "Full")
 # Python prints what has ended a thread at most so long after the step in which it did.
 _PRINTED_LATE_NS = 3 * 10**9
 # The part of the reserved memory that a leak has kept when it is to blame for a flush of the cache.
@@ -522,8 +524,14 @@ def silenced(effect: Finding, cause: Finding) -> bool:
 
 
 def awaits_dead_thread(effect: Finding, cause: Finding) -> bool:
-    """Whether ranks wait for a queue or a lock after a thread has ended, and no other thread is left, see hung_ranks."""
-    return cause.begin_ns <= effect.begin_ns + _TOGETHER_NS and bool(effect.evidence.get("dead_threads"))
+    """Whether ranks wait for a queue or a lock after a thread has ended, and no other thread is left, see hung_ranks.
+
+    A thread may work on for long while its rank waits, but one that has waited in vain itself ended because of the hang.
+    """
+    error = str(cause.headline.values.get("error", "")) if isinstance(cause.headline, Text) else ""
+    has_waited = any(name in error for name in _TIMEOUTS) and cause.begin_ns > effect.begin_ns + _PRINTED_LATE_NS
+    is_soon = cause.begin_ns <= effect.begin_ns + _TOGETHER_NS
+    return is_soon and not has_waited and bool(effect.evidence.get("dead_threads"))
 
 
 def lacks_dead_thread(effect: Finding, cause: Finding) -> bool:
