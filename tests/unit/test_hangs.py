@@ -10,7 +10,7 @@ import recordings
 from memory_recording import PlantedRecording
 from small_recording import make_identity, second_to_unix_ns
 from stuck_ranks_recording import SAVING, SILENT_S, SLEEPING, WAITING, Left, Stand, write_standing
-from zerotop.analysis.findings import Finding, Severity, detect_findings
+from zerotop.analysis.findings import Finding, Severity, detect_findings, link_findings
 from zerotop.analysis.findings.ranks import hung_ranks
 from zerotop.analysis.hangs.reader import find_stillness
 from zerotop.analysis.hangs.stacks import StackFrame, ThreadStack
@@ -321,6 +321,28 @@ def test_a_watchdog_that_ends_ranks_follows_from_their_hang(tmp_path: Path) -> N
     assert dead.finding.details.endswith("Rank 1 did so, too.")
     assert frame.summary is not None
     assert [cost.finding.name for cost in frame.summary.findings] == ["hung_ranks"]  # the end is told above it
+
+
+def test_ranks_that_time_out_follow_from_their_hang_and_none_has_left_early(tmp_path: Path) -> None:
+    """Each says goodbye after its exception; launchers stop those that are left meanwhile."""
+    write_standing(tmp_path, {0: BARRIER, 1: ALL_REDUCE}, (25, 30))
+    recording = PlantedRecording(tmp_path)
+    error = (
+        "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 18000ms for recv operation to complete"
+    )
+    for rank, second in ((1, 42.9), (0, 42.8)):
+        text = f'Traceback (most recent call last):\n  File "/job/train.py", line 9{rank}, in step\n{error}\n'
+        recording.write_output(second - 0.1, "".join(f"[rank{rank}]: {line}\n" for line in text.splitlines()))
+        recording.write_event(make_identity(rank), second, events.Goodbye, lost=0, step=9)
+        recording.write_event(recording.node, 43, events.RankGone, rank=rank, pid=make_identity(rank).pid, exit_code=1)
+    recording.write_event(recording.node, 43.5, events.JobEnded, exit_code=1, text="The job failed with exit code 1.")
+    opened = recording.open_recording()
+    linked = link_findings(detect_findings(opened, second_to_unix_ns(50)))
+    (dead,) = (one for one in linked if one.finding.name == "dead_rank")
+    assert "ended with RuntimeError at train.py:9" in dead.finding.headline
+    assert "failed because of that" not in dead.finding.details
+    assert dead.cause is not None
+    assert dead.cause.name == "hung_ranks"
 
 
 @pytest.mark.parametrize(
