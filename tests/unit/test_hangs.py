@@ -6,17 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from small_recording import second_to_unix_ns
+import recordings
+from memory_recording import PlantedRecording
+from small_recording import make_identity, second_to_unix_ns
 from stuck_ranks_recording import SAVING, SILENT_S, SLEEPING, WAITING, Left, Stand, write_standing
-from zerotop.analysis.findings import Finding, Severity, detect_findings
+from zerotop.analysis.findings import Finding, Severity, detect_findings, link_findings
 from zerotop.analysis.findings.ranks import hung_ranks
 from zerotop.analysis.hangs.reader import find_stillness
 from zerotop.analysis.hangs.stacks import StackFrame, ThreadStack
 from zerotop.analysis.hangs.waits import Wait, WaitKind, find_wait
 from zerotop.recording.reader import Recording
+from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.rows import row_text, row_width
 from zerotop.ui.ranks.stacks import copy_stacks, count_stack_rows, draw_stacks
+from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import ANOTHER_ITERATOR
 
 ALL_REDUCE = Stand(WAITING, "wait")
@@ -292,6 +296,55 @@ def test_a_job_that_is_killed_while_it_stands_still(tmp_path: Path, stand: Stand
     assert [one.headline for one in found] == [headline] * told
 
 
+@pytest.mark.usefixtures("recording_stopped")
+def test_a_watchdog_that_ends_ranks_follows_from_their_hang(tmp_path: Path) -> None:
+    write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP}, (25, 30))
+    recording, pids = PlantedRecording(tmp_path), [make_identity(rank).pid for rank in (0, 1)]
+    for rank, second in enumerate((39.9, 39.95)):
+        place = {"file": "train.py", "line": 53, "function": "Watchdog.run"}
+        recording.write_event(make_identity(rank), second, events.ExitCall, exit_code=1, **place)
+        recording.write_event(recording.node, 40, events.RankGone, rank=rank, pid=pids[rank], exit_code=1)
+    recording.write_output(
+        40.1,
+        f"W1129 18:26:09.295000 4 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process {pids[1]} closing"
+        " signal SIGTERM\nE1129 18:26:09.304000 4 torch/distributed/elastic/multiprocessing/api.py:986] failed (exitcode: 1)"
+        f" local_rank: 0 (pid: {pids[0]}) of binary: python\n",
+    )
+    recording.write_event(recording.node, 40.5, events.JobEnded, exit_code=1, text="The job failed with exit code 1.")
+    frame = Viewer(recordings.open_searched(recording.open_recording()), None, lambda: 0.0).make_frame()
+    assert frame.failure is not None
+    assert frame.headline is not None
+    assert [cost.finding.name for cost in frame.ranked] == ["hung_ranks", "dead_rank"]
+    dead = frame.ranked[1]
+    assert (frame.headline.name, dead.cause) == ("hung_ranks", frame.headline)
+    assert dead.finding.headline.startswith("Rank 0 ended by os._exit(1) at train.py:53")
+    assert dead.finding.details.endswith("Rank 1 did so, too.")
+    assert frame.summary is not None
+    assert [cost.finding.name for cost in frame.summary.findings] == ["hung_ranks"]  # the end is told above it
+
+
+def test_ranks_that_time_out_follow_from_their_hang_and_none_has_left_early(tmp_path: Path) -> None:
+    """Each says goodbye after its exception; launchers stop those that are left meanwhile."""
+    write_standing(tmp_path, {0: BARRIER, 1: ALL_REDUCE}, (25, 30))
+    recording = PlantedRecording(tmp_path)
+    error = (
+        "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 18000ms for recv operation to complete"
+    )
+    for rank, second in ((1, 42.9), (0, 42.8)):
+        text = f'Traceback (most recent call last):\n  File "/job/train.py", line 9{rank}, in step\n{error}\n'
+        recording.write_output(second - 0.1, "".join(f"[rank{rank}]: {line}\n" for line in text.splitlines()))
+        recording.write_event(make_identity(rank), second, events.Goodbye, lost=0, step=9)
+        recording.write_event(recording.node, 43, events.RankGone, rank=rank, pid=make_identity(rank).pid, exit_code=1)
+    recording.write_event(recording.node, 43.5, events.JobEnded, exit_code=1, text="The job failed with exit code 1.")
+    opened = recording.open_recording()
+    linked = link_findings(detect_findings(opened, second_to_unix_ns(50)))
+    (dead,) = (one for one in linked if one.finding.name == "dead_rank")
+    assert "ended with RuntimeError at train.py:9" in dead.finding.headline
+    assert "failed because of that" not in dead.finding.details
+    assert dead.cause is not None
+    assert dead.cause.name == "hung_ranks"
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -481,6 +534,33 @@ def test_all_stacks_are_copied(tmp_path: Path) -> None:
     first, second = copy_stacks(standstill.standstill).split("\n\n")
     assert first == "ranks 1: in time.sleep\n  time.sleep()\n  train.py:40 in build_batch\n  train.py:118"
     assert "torch/distributed/distributed_c10d.py:3252 in all_reduce" in second
+
+
+LOADING = Stand((("torch/utils/data/dataloader.py", 1275, "_try_get_data", False), ("train.py", 30, "run", True)), "poll")
+FETCH = (
+    ("store.py", 12, "Items.fetch", True),
+    ("torch/utils/data/_utils/fetch.py", 54, "fetch", False),
+    ("torch/utils/data/_utils/worker.py", 349, "_worker_loop", False),
+    ("train.py", 30, "run", True),
+)
+
+
+@pytest.mark.parametrize(
+    ("stand", "pid", "said"),
+    [(LOADING, 100, True), (LOADING, 4711, False), (SLEEP, 100, False)],
+    ids=["own", "other", "none"],
+)
+def test_the_worker_that_a_rank_waits_for_is_told_with_its_line(tmp_path: Path, stand: Stand, pid: int, said: bool) -> None:
+    assert make_identity(0).pid == 100
+    write_standing(tmp_path, {0: stand}, (25, 30))
+    recording, frames = PlantedRecording(tmp_path), [StackFrame(*one)._asdict() for one in FETCH]
+    stacks = [{"count": 1, "call": "acquire", "frames": list(range(len(FETCH)))}]
+    facts = {"rank": 0, "pid": pid, "worker": 300, "frames": frames, "stacks": stacks}
+    recording.write_event(recording.node, 28, events.LoaderStacks, **facts)
+    (hung,) = find_hung(recording.open_recording(), 34)
+    line = "py-spy shows a worker of the loader at store.py:12 in Items.fetch (calls acquire)."
+    assert (line in hung.details) is said
+    assert (hung.fix == "store.py:12", "the worker's line" in hung.advice) == (said, said)
 
 
 def test_ranks_that_work_do_not_stand_still(tmp_path: Path) -> None:

@@ -70,6 +70,62 @@ def test_an_error_takes_the_other_ranks_down_in_its_step() -> None:
     assert find_names(FULL, make_finding("dead_rank", 60, (0,))) == [None, None]
 
 
+def make_hang(second: int, end: int, ranks: tuple[int, ...] = (0,), **evidence: float) -> Finding:
+    """Return ranks that stand still from a second on, as known 10 s later, and until another one."""
+    begin_ns, end_ns = ((100 + at) * 10**9 for at in (second, end))
+    hung = make_finding("hung_ranks", None, ranks, iteration_s=0.2, **evidence)
+    seen_ns = min(end_ns, begin_ns + 10 * 10**9)
+    return dataclasses.replace(
+        hung, severity=Severity.ERROR, begin_ns=begin_ns, end_ns=end_ns, known_ns=end_ns, first_known_ns=seen_ns
+    )
+
+
+S = 10**9
+
+
+@pytest.mark.parametrize("name", ["dead_rank", "runs_after_error"])
+@pytest.mark.parametrize(
+    ("end", "names"),
+    [
+        (make_finding("", 75, exit_code=1), ["", "hung_ranks"]),  # os._exit by a watchdog, or an exception
+        (make_finding("", 75, signal_number=6), ["", "hung_ranks"]),  # that of NCCL
+        (make_finding("", 75, (1,), signal_number=15), ["", "hung_ranks"]),  # that of a launcher, of another rank
+        (make_finding("", 75, signal_number=11), ["", ""]),
+        (make_finding("", 75, signal_number=9, oom_kills=1), ["", ""]),
+        (make_finding("", 200, exit_code=1), ["", ""]),  # ranks had gone on
+        (make_finding("", 67, exit_code=1), ["", ""]),  # nothing had shown them standing still
+        (make_finding("", 62, exit_code=1), ["end", ""]),
+        (make_finding("", 66, exit_code=1, exit_ns=5 * S), ["end", ""]),  # its exception was printed before
+        (make_finding("", 50, signal_number=6), ["end", ""]),
+    ],
+)
+def test_an_end_explains_ranks_that_stand_still_after_it_and_not_before(name: str, end: Finding, names: list[str]) -> None:
+    end = dataclasses.replace(end, name=name, kind=load_kinds()[name])
+    found = [make_hang(60, 76), end]
+    assert find_names(*found) == [{"end": name}.get(one, one) or None for one in names]
+    if "hung_ranks" in names:
+        assert name_relation(end, found[0]) == "Likely because of"
+
+
+def test_the_end_of_long_iterations_and_ranks_whose_stacks_are_not_known() -> None:
+    end = make_finding("dead_rank", 75, exit_code=1)
+    hung = make_hang(60, 76)
+    slow = dataclasses.replace(hung, evidence={"iteration_s": 10.0})
+    assert find_names(slow, end) == ["dead_rank", None]
+    assert find_names(make_hang(60, 76, behind_s=0.5), end) == [None, None]
+    assert find_names(dataclasses.replace(hung, severity=Severity.WARNING), end) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("error", "second", "explains"),
+    [("KeyError", 65, True), ("KeyError", 130, False), ("TimeoutError", 59, True), ("_queue.Empty", 65, False)],
+)
+def test_a_thread_that_waited_in_vain_ended_because_of_the_hang(error: str, second: int, explains: bool) -> None:
+    died = make_finding("thread_died", second)
+    died = dataclasses.replace(died, headline=Text("{thread} ended with {error}", {"thread": "Thread-1", "error": error}))
+    assert find_names(died, make_hang(60, 90, dead_threads=1)) == [None, "thread_died" if explains else None]
+
+
 def test_growth_that_ends_with_a_killed_rank() -> None:
     growth, short = make_finding("host_growth", 3, (0, 1)), make_finding("host_memory_short", 20, (0, 1))
     killed = make_finding("dead_rank", 21, (1,), oom_kills=1)

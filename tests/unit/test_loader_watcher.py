@@ -117,9 +117,11 @@ class FakePySpy:
     def note(self, time_ns: int, kind: type[LoaderStacks], **facts: Any) -> None:
         self.written.append((facts["rank"], facts["worker"], len(facts["stacks"])))
 
-    def watch(self, waiting: list[Waiting], seconds: int) -> None:
-        watcher = LoaderWatcher(lambda: waiting, self.note)
-        for _ in range(seconds):
+    def watch(self, waiting: list[Waiting], seconds: int, *later: tuple[list[Waiting], int]) -> None:
+        """``later``: what waits then, and for how long."""
+        looks = [one for now, lasts in ((waiting, seconds), *later) for one in [now] * lasts]
+        watcher = LoaderWatcher(lambda: looks.pop(0), self.note)
+        while looks:
             watcher._check_ranks("py-spy")
             self.now_s += 1.0
 
@@ -175,3 +177,31 @@ def test_where_it_is_not_allowed_one_worker_is_tried(monkeypatch: pytest.MonkeyP
     spy = FakePySpy(monkeypatch, is_allowed=False)
     spy.watch([Waiting(0, 5, True)], 59)
     assert (spy.asked, spy.written) == ([50], [])
+
+
+@pytest.mark.parametrize(
+    ("times", "ago_s", "is_silent"),
+    [((10, 100, 10), 6.0, True), ((10, 100, 10), 4.0, False), ((10, 2000, 10), 9.0, False), ((10, 100, 1), 60.0, False)],
+)
+def test_a_rank_is_silent_after_many_of_its_iterations(times: tuple[int, int, int], ago_s: float, is_silent: bool) -> None:
+    waits, end_ns = DataWaits(), time.monotonic_ns() - int(ago_s * 1e9)
+    waited_ms, trained_ms, count = times
+    for number in range(count, 0, -1):
+        begin_ns = end_ns - number * (waited_ms + trained_ms) * MS
+        step_ns = begin_ns + (waited_ms + trained_ms) * MS
+        waits.add_records(SPANS.name, [pack_span("step", begin_ns, step_ns, BOUNDARY | COUNTED)])
+    assert waits.is_silent() is is_silent
+
+
+def test_workers_of_silent_ranks_are_read_once_in_each_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = FakePySpy(monkeypatch, workers=2)
+    ranks = [Waiting(rank, 5 + rank, False, is_silent=True) for rank in (0, 1)]
+    spy.watch(ranks, 200, ([], 3), (ranks, 5))
+    both = [(0, 50, 1), (0, 51, 1), (1, 60, 1), (1, 61, 1)]
+    assert spy.written == both * 2
+
+
+def test_a_silence_does_not_wait_for_the_next_look_at_slow_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = FakePySpy(monkeypatch, workers=1)
+    spy.watch([Waiting(0, 5, True)], 5, ([Waiting(0, 5, False, is_silent=True)], 5))
+    assert spy.written == [(0, 50, 1)] * 2

@@ -70,7 +70,7 @@ class Planted:
         path.write_bytes(json.dumps(facts).encode() + b"\n" + wide.tobytes())
 
 
-def plant_neighbour(planted: Planted, before: float, after: float) -> None:
+def plant_neighbour(planted: Planted, before: float, after: float, *, of_job: bool = False) -> None:
     """Another process on the rank's GPU, which computes so much before and after the shift (percent)."""
     _, _, rows = planted.read_table("gpu_processes")
     other = rows[rows["gpu"] == 0].copy()
@@ -82,7 +82,7 @@ def plant_neighbour(planted: Planted, before: float, after: float) -> None:
         "gpu_processes", recfunctions.append_fields(other, ["sm_percent", "pad"], [percent, nothing], usemask=False)
     )
     (events,) = planted.folder.glob("events-node-*.jsonl")
-    facts = {"event": "gpu_process", "pid": 3343, "program": "python train.py", "user": "ann"}
+    facts = {"event": "gpu_process", "pid": 3343, "program": "python train.py", "user": "ann", "of_job": of_job}
     with events.open("a") as file:
         file.write(json.dumps({"time_ns": int(rows["time_ns"][0]), **facts}) + "\n")
 
@@ -96,6 +96,17 @@ def test_a_process_that_computes_on_the_same_gpu(tmp_path: Path) -> None:
     assert shift.confidence == 0.85
     # What a process computes is sampled once a second; four slow steps take 1.7 s.
     assert shift.known_ns > shift.begin_ns + 3.5e9
+
+
+def test_a_process_of_the_job_that_computes_on_the_same_gpu(tmp_path: Path) -> None:
+    planted = Planted("gpu-offload-110", tmp_path)
+    plant_neighbour(planted, 0, 40, of_job=True)
+    shift = planted.find_named("iteration_shift")[0]
+    assert "at the same time the job's own process 3343 (python train.py of ann) uses 40 % of GPU 0" in shift.details
+    assert "on another GPU" in shift.advice
+    assert shift.fix == ""
+    assert shift.kind is not None
+    assert shift.kind.measured_cause == "own_process_on_gpu"
 
 
 def test_a_process_that_computes_as_much_as_before_is_no_cause(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,19 +14,21 @@ from typing import Any
 import pynvml
 import pytest
 
-from agents import wait_for
+from agents import read_node_events, wait_for
 from played_nvml import PlayedNvml, build_library
 from zerotop_probe.outside.attaching.gpus import read_process_gpus
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.outside.sampling.faults import call_guard, fault_watch, nvml_faults
 from zerotop_probe.outside.sampling.faults.call_guard import GuardedThread
 from zerotop_probe.outside.sampling.faults.fault_watch import FaultWatch
 from zerotop_probe.outside.sampling.faults.operational_events import OperationalEvents
 from zerotop_probe.outside.sampling.gpu_sampler import GpuSampler
 from zerotop_probe.outside.sampling.host_sampler import read_meminfo
+from zerotop_probe.outside.sampling.node_sampler import NodeSampler
 from zerotop_probe.outside.sampling.nvml import GpuDevice, discover_gpus
 from zerotop_probe.recording.events import GpuFault, GpuFaultsHidden, GpuSilent
 from zerotop_probe.recording.tables import GPUS, UNKNOWN
-from zerotop_probe.recording.writer import Identity
+from zerotop_probe.recording.writer import EventWriter, Identity
 
 # Each function that the watch for faults calls, and what cannot be seen without it: nothing that is worth a word for some.
 FUNCTIONS = {
@@ -419,6 +423,36 @@ def test_rows_of_other_gpus_go_on_while_a_call_hangs(
     tick(5)
     assert {gpu for _, gpu in rows} == {0, 1}
     thread.finish_sampling(2)
+
+
+def test_processes_of_the_job_on_a_gpu_are_noted_with_those_above_them(
+    load_nvml: Callable[..., PlayedNvml], tmp_path: Path
+) -> None:
+    played, root = load_nvml(1), ProcessHandle.from_pid(os.getpid())
+    assert root is not None
+    identity = Identity.for_this_process("node")
+    writer = EventWriter(str(tmp_path), identity)
+    shell = ["/bin/sh", "-c", "sleep 60 & echo $!; wait"]
+    with subprocess.Popen(shell, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        pid = int(job.stdout.readline())
+        for held in (pid, os.getppid(), root.pid):
+            played.hold(0, held, 1 << 30)
+        sampler = NodeSampler(str(tmp_path), identity, root, writer)
+        ticks = itertools.count()
+
+        def read_noted() -> dict[int, Any]:
+            sampler.request_samples(time.monotonic_ns(), next(ticks))
+            return {event["pid"]: event["parents"] for event in read_node_events(tmp_path, "gpu_process")}
+
+        try:
+            noted = wait_for(lambda: found if len(found := read_noted()) == 3 else None)
+        finally:
+            sampler.finish_sampling()
+            writer.close()
+            subprocess.run(["kill", str(pid)], check=False)
+    assert noted[pid][:2] == [job.pid, root.pid]
+    assert noted[os.getppid()] is None
 
 
 # Each function that a GPU's rows need, and the columns that are unknown without it.

@@ -701,6 +701,7 @@ class GpuProcess(Event):
     program: str | None  # its program and script without their folders and arguments; null if it cannot be read
     user: str | None  # its owner's name, or number; null if it cannot be read
     of_job: bool | None  # this job has started it, as an inference engine; null in older recordings
+    parents: list[int] | None  # of one of this job: the processes above it, nearest first; null in older recordings
 
 
 class ProbeError(ErrorEvent):

@@ -2,19 +2,21 @@
 
 A rank is a process that its launcher gave a rank number: a variable whose value differs in its parent's environment. Its
 job is the process tree below its topmost launcher. Ranks whose launcher has died belong together if their rendezvous
-variables agree. A worker of Ray that has PyTorch is a rank, too, whose number is not known: Ray sets RANK inside of it, and
-the job is the raylet's. Everything is read from /proc; no process is stopped.
+variables agree. Two processes with the same rank are of two jobs. A worker of Ray that has PyTorch is a rank, too, whose
+number is not known: Ray sets RANK inside of it, and the job is the raylet's. Everything is read from /proc; no process is
+stopped.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.attaching import jupyter_kernels
+from zerotop_probe.outside.attaching.found_ranks import FoundRank, split_same_ranks
 from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.outside.sampling.ranks import silent_ranks
 from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
@@ -25,15 +27,6 @@ from zerotop_probe.recording.directory import SESSION_VARIABLE
 
 # The name of the launcher of Ray's workers, and the begin of the titles of those that run something.
 RAY, _RAY_TITLE = "ray", "ray::"
-
-
-@dataclass(frozen=True)
-class FoundRank:
-    """A rank of this node. ``rank`` is None for a process that no launcher numbered."""
-
-    process: ProcessHandle
-    rank: int | None
-    environment: Mapping[str, str] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -84,11 +77,16 @@ def find_job(pid: int) -> FoundJob | None:
     process = ProcessHandle.from_pid(pid)
     if process is None:
         return None
-    lineage = procfs.list_ancestors(pid)
-    for job in find_jobs():
-        members = {job.root.pid, *(rank.process.pid for rank in job.ranks)}
-        if members & set(lineage) or pid in procfs.find_family(job.root.pid):
-            return job
+    lineage, found = procfs.list_ancestors(pid), find_jobs()
+    members = {rank.process.pid: job for job in found for rank in job.ranks} | {job.root.pid: job for job in found}
+    nearest = next((members[number] for number in lineage if number in members), None)
+    if nearest is not None:
+        return nearest
+    # A launcher of several jobs is the root of none of them.
+    is_launcher = bool(find_launcher(procfs.read_command_line(pid)))
+    below = (job for job in found if is_launcher and pid in procfs.list_ancestors(job.root.pid))
+    if (job := next(below, None)) is not None:
+        return job
     if not silent_ranks.is_python(procfs.read_command_line(pid)):
         return None
     return _make_single(process)
@@ -155,9 +153,23 @@ class _NodeSnapshot:
                 rendezvous = tuple(rank.environment.get(name, "") for name in ("MASTER_ADDR", *launchers.JOB))
                 orphans.setdefault(rendezvous, []).append(rank)
         jobs = [
-            _make_job(root, members, launcher=RAY if members[0].rank is None else "") for root, members in by_root.items()
+            _make_job(own, part, launcher=RAY if part[0].rank is None else "")
+            for root, members in by_root.items()
+            for own, part in _find_roots(root, split_same_ranks(members))
         ]
-        return jobs + [_make_job(_choose_first(members).process, members) for members in orphans.values()]
+        parts = [part for members in orphans.values() for part in split_same_ranks(members)]
+        return jobs + [_make_job(_choose_first(part).process, part) for part in parts]
+
+
+def _find_roots(root: ProcessHandle, parts: Sequence[list[FoundRank]]) -> Iterator[tuple[ProcessHandle, list[FoundRank]]]:
+    """Yield the jobs below a launcher, each with its root: of several jobs, the topmost launcher above one only."""
+    lines = [[procfs.list_ancestors(rank.process.pid)[1:] for rank in part] for part in parts]
+    for part, own in zip(parts, lines, strict=True):
+        others = {pid for one in lines if one is not own for line in one for pid in line}
+        above = (pid for pid in reversed(own[0]) if pid not in others and all(pid in line for line in own))
+        topmost = next((pid for pid in above if find_launcher(procfs.read_command_line(pid))), None)
+        process = ProcessHandle.from_pid(topmost) if topmost is not None else None
+        yield root if len(parts) == 1 else process or _choose_first(part).process, part
 
 
 def _find_root(pid: int) -> ProcessHandle | None:

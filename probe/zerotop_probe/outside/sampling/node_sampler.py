@@ -180,7 +180,9 @@ class NodeSampler:
 
     def _note_gpu_process(self, pid: int) -> None:
         program, user = redact.redact_text(procfs.read_program(pid)), procfs.read_user_name(pid)
-        facts = {"program": program or None, "user": user or None, "of_job": self.ranks.add_actor(pid)}
+        of_job = self.ranks.add_actor(pid)
+        parents = procfs.list_ancestors(pid)[1:] if of_job else None
+        facts = {"program": program or None, "user": user or None, "of_job": of_job, "parents": parents}
         self._writer.write(time.monotonic_ns(), events.GpuProcess, pid=pid, **facts)
 
     def note_error(self, where: str, error: BaseException) -> None:

@@ -91,7 +91,8 @@ class _CollectedRing:
 
     def describe_wait(self) -> Waiting:
         """Return whether the rank waits for data, or may do so."""
-        return Waiting(self.rank, self.heard.pid, self._waits.is_waiting(), self._waits.has_pauses())
+        waits = self._waits
+        return Waiting(self.rank, self.heard.pid, waits.is_waiting(), waits.has_pauses(), waits.is_silent())
 
     def close(self) -> None:
         """Release the ring, and delete it once it is over."""

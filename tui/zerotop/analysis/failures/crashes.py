@@ -79,7 +79,9 @@ class _Case:
     def __init__(self, at: At, ends: Sequence[RankEnd], processes: Sequence[RankProcess], job: ProcessExit | None) -> None:
         self.at, self.job, self.first, self.processes = at, job, ends[0], processes
         self.ends = ends
-        self.others = sorted(end.process.rank for end in ends[1:] if end.is_consequence)
+        waited = {end.process for end in ends if end.traceback is not None and end.traceback.has_timed_out}
+        both = waited if self.first.process in waited else set()
+        self.others = sorted(end.process.rank for end in ends[1:] if end.is_consequence and end.process not in both)
         self.who = (self.first.process, *self.first.alongside, *self.first.with_signal)
         self.rank = RankAt(at, self.first.process)
         gone = [event.unix_ns for event in at.events_of(RankGone) if event.process_key == self.first.process[:2]]
@@ -88,7 +90,7 @@ class _Case:
         finished = [_count_steps(RankAt(at, process), self.ended_ns) for process in self.who]
         self.finished = finished[0] if len({*finished}) == 1 else None  # steps; None where they differ
         self.file = find_output_file(at, self.first.process) if len(self.who) == 1 else None
-        self.early = _find_early_end(at, self.first, processes, self.ended_ns)
+        self.early = _find_early_end(at, ends, processes, self.ended_ns)
         self.signal_name = self.first.signal_name
         if self.first.report is None and self.first.seen_code is None and job is not None:
             self.signal_name = job.signal_name
@@ -160,7 +162,8 @@ class _Case:
         if calls:
             line = read_line(calls[-1])
             places = {"exit_place": line.place, "exit_line": line.text, "exit_location": line.location} if line else {}
-            return end_causes.EXIT_CALLED, {"exit_status": calls[-1].exit_code, **places}
+            also = sorted(end.process.rank for end in self.ends[1:] if self.at.process_events(ExitCall, end.process))
+            return end_causes.EXIT_CALLED, {"exit_status": calls[-1].exit_code, "also": also or None, **places}
         if not self.rank.events_of(Hello) or self.rank.events_of(Left):
             return end_causes.EXITED, {}  # how it ended was not watched
         if self.first.has_left:
@@ -231,6 +234,7 @@ class _Case:
             "oom_kills": self.kills or None,
             "signal_number": first.signal_number,
             "exit_code": first.exit_code,
+            "exit_ns": max(0, self.ended_ns - first.traceback.time_ns) if first.traceback is not None else None,
         }
 
     def collect_values(self) -> dict[str, Any]:
@@ -270,13 +274,16 @@ def _measure_growth(rank: RankAt, ended_ns: int) -> int | None:
     return grown if grown >= _GROWN_BYTES else None
 
 
-def _find_early_end(at: At, end: RankEnd, processes: Sequence[RankProcess], ended_ns: int) -> dict[str, Any] | None:
-    """Return the rank whose normal end cost this one its connection; None if there was none."""
+def _find_early_end(
+    at: At, ends: Sequence[RankEnd], processes: Sequence[RankProcess], ended_ns: int
+) -> dict[str, Any] | None:
+    """Return the rank whose normal end cost the first of some ranks its connection; None if there was none."""
+    end, raised = ends[0], {one.process for one in ends if one.traceback is not None}
     if end.traceback is None or not end.traceback.is_lost_peer:
         return None
-    for other in processes:
-        ends = [event for event in at.process_events(Goodbye, other) if event.unix_ns < ended_ns]
-        finished = _count_steps(RankAt(at, other), ended_ns) if ends and other.rank != end.process.rank else 0
+    for other in (process for process in processes if process not in raised):
+        left = [event for event in at.process_events(Goodbye, other) if event.unix_ns < ended_ns]
+        finished = _count_steps(RankAt(at, other), ended_ns) if left and other.rank != end.process.rank else 0
         if finished:
             return {"early_rank": other.rank, "early_steps": finished}
     return None

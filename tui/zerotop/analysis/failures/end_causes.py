@@ -254,7 +254,10 @@ EXITED = _VANISHED._replace(
 )
 EXIT_CALLED = EXITED._replace(
     headline="{ended} ended by os._exit({exit_status})[ at {exit_place}][ after {steps:count step}]{early}",
-    details="Process {pid} called it itself[, at {exit_line}].[ {together}][ {others:Ranks} failed because of that.]",
+    details=(
+        "Process {pid} called it itself[, at {exit_line}].[ {also:Ranks} did so, too.][ {together}]"
+        "[ {others:Ranks} failed because of that.]"
+    ),
     advice="Look at what leads to that call: it ends the process without a traceback.",
     fix="[{exit_location}]",
 )

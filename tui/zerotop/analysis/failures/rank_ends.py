@@ -22,7 +22,7 @@ from zerotop.recording.moments.at import At
 from zerotop.recording.moments.process_exits import ProcessExit, find_first_exit, find_signal_name, read_exits
 from zerotop.recording.output.tail import read_last_lines
 from zerotop.recording.reader import Source
-from zerotop_probe.recording.events import Goodbye, Hello, JobEnded, JobStarted, OutputFiles, RankFound, RankGone
+from zerotop_probe.recording.events import ExitCall, Goodbye, Hello, JobEnded, JobStarted, OutputFiles, RankFound, RankGone
 
 # A launcher ends the ranks that are left with these.
 _LAUNCHER_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
@@ -188,7 +188,8 @@ def find_ends(at: At, sources: Sequence[Source]) -> list[RankEnd]:
         code = report.exit_code if report is not None else own_code
         has_code = (report is None or report.is_first) and (code or 0) > 0
         traceback = one.find_traceback(printed, ended_ns, with_unmarked=has_code)
-        launcher = launchers.get(one.process.pid, "")
+        # One that has called os._exit did not wait for its launcher's signal.
+        launcher = "" if at.process_events(ExitCall, one.process) else launchers.get(one.process.pid, "")
         end = RankEnd(one.process, report, traceback, one.seen_code, not one.has_vanished, launcher)
         if one.has_vanished or traceback is not None or code:
             is_later = report is None or not report.is_first

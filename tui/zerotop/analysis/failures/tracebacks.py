@@ -40,6 +40,7 @@ _LOST_PEER = re.compile(
     r"Connection (?:closed|reset) by peer|Broken pipe|remote process exited|Timed out waiting \d+ms for (?:recv|send)"
     r"|Socket Timeout|NCCL communicator was aborted"
 )
+_TIMED_OUT = re.compile(r"[Tt]imed out|Timeout|collective operation timeout")
 
 
 class TracebackFrame(NamedTuple):
@@ -77,6 +78,11 @@ class Traceback:
     def is_lost_peer(self) -> bool:
         """Whether the rank failed because another one had failed before, and it could not communicate."""
         return self.error in _LOST_PEER_TYPES or _LOST_PEER.search(self.message) is not None
+
+    @property
+    def has_timed_out(self) -> bool:
+        """Whether the rank has waited in vain for another one, which may have done the same."""
+        return _TIMED_OUT.search(self.message) is not None
 
     @property
     def text(self) -> str:

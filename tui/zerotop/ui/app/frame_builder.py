@@ -157,7 +157,7 @@ class FrameBuilder:
         source = self._source
 
         def is_told(finding: Finding) -> bool:
-            return failure is None or finding.severity is not Severity.ERROR or finding.known_ns < failure.unix_ns
+            return failure is None or finding.severity is not Severity.ERROR or finding.detected_ns < failure.unix_ns
 
         told = tuple(filter(is_told, findings))
         key = len(told), source.end_ns

@@ -18,6 +18,9 @@ _LEAST_NS, _SHARE = 20_000_000, 0.2
 _STEPS, _PAUSE_TIMES = 12, 3
 # If a rank's last wait is older than this (ns), it does something else.
 _OLDEST_NS = 20_000_000_000
+# A rank of which no phase and no step has ended for so long, and for so many of its longest last iterations, may hang: half
+# of the time after which it is told that it does.
+_SILENT_NS, _SILENT_TIMES = 5_000_000_000, 5
 _DATA = PHASE_CODE["data"]
 _NAMES = [field.name for field in SPANS.fields]
 _PHASE, _DEPTH, _FLAGS = (_NAMES.index(name) for name in ("phase", "depth", "flags"))
@@ -39,12 +42,14 @@ class DataWaits:
         self._struct = SPANS.record_struct
         self._waits: deque[_Wait] = deque(maxlen=_MORE_WAITS)
         self._ends: deque[int] = deque(maxlen=_STEPS + 1)  # of steps
+        self._last_ns = 0  # when a phase or a step ended last
 
     def add_records(self, table: str, records: Iterable[bytes]) -> None:
         """Take new records of the rank; those of other tables are left out."""
         for record in records if table == SPANS.name else ():
             span = self._struct.unpack(record)
             begin_ns, end_ns = span[:2]
+            self._last_ns = max(self._last_ns, end_ns)
             if span[_FLAGS] & BOUNDARY:
                 self._ends.append(end_ns)
             if span[_DEPTH] or span[_FLAGS] & COUNTED:
@@ -63,6 +68,12 @@ class DataWaits:
         usual_ns = taken[len(taken) // 2]
         paused_ns = [one - usual_ns for one in taken if one >= max(_PAUSE_TIMES * usual_ns, _LEAST_NS)]
         return len(paused_ns) > 1 and sum(paused_ns) >= _SHARE * sum(taken)
+
+    def is_silent(self) -> bool:
+        """Whether the rank may stand still, perhaps because it waits for a worker that does. Any thread may ask."""
+        ends = list(self._ends)
+        longest_ns = max((later - earlier for earlier, later in pairwise(ends)), default=0)
+        return longest_ns > 0 and time.monotonic_ns() - self._last_ns >= max(_SILENT_NS, _SILENT_TIMES * longest_ns)
 
     def is_waiting(self) -> bool:
         """Whether the rank has spent a notable part of its last iterations so. Any thread may ask."""

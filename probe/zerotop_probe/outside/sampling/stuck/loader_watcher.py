@@ -1,4 +1,7 @@
-"""Let py-spy read the stacks of DataLoader workers while their rank waits for data: at most once a minute on a node."""
+"""Let py-spy read the stacks of DataLoader workers while their rank waits for data: at most once a minute on a node.
+
+Those of a rank that may hang are read once in each of its silences.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ class Waiting(NamedTuple):
     pid: int
     is_waiting: bool
     has_pauses: bool = False
+    is_silent: bool = False  # it may stand still
 
 
 class LoaderWatcher(threading.Thread):
@@ -43,6 +47,7 @@ class LoaderWatcher(threading.Thread):
         self._program = py_spy.find_program()
         self._looks: dict[int, int] = {}
         self._read_s: dict[int, float] = {}  # when the workers of a rank were read last
+        self._silent: set[int] = set()  # ranks' processes whose workers were read since they are silent
         self._next_s, self._pause_s = 0.0, _PAUSE_S
         self._again, self._suspect = 0, 0  # how often it has looked again, and at the workers of which rank
         self._is_closing = threading.Event()
@@ -52,9 +57,20 @@ class LoaderWatcher(threading.Thread):
             self._check_ranks(self._program)
 
     def _check_ranks(self, program: str) -> None:
-        waiting = [one for one in self._list_waiting() if one.is_waiting or (one.has_pauses and _is_loading(one.pid))]
+        waiting = [
+            one
+            for one in self._list_waiting()
+            if one.is_silent or one.is_waiting or (one.has_pauses and _is_loading(one.pid))
+        ]
+        self._silent &= {one.pid for one in waiting if one.is_silent}
         self._looks = {one.pid: self._looks.get(one.pid, 0) + 1 for one in waiting}
         due = [one for one in waiting if self._looks[one.pid] >= _LOOKS]
+        silent = next((one for one in due if one.is_silent and one.pid not in self._silent), None)
+        if silent is not None:
+            self._silent.add(silent.pid)
+            self._read_workers(program, silent, list_workers(silent.pid)[:_MOST_WORKERS])
+            return
+        due = [one for one in due if not one.is_silent]
         if not due or time.monotonic() < self._next_s:
             return
         chosen = min(due, key=lambda one: (one.pid != self._suspect, self._read_s.get(one.pid, 0.0)))

@@ -6,10 +6,11 @@ holds on its own GPU is NVML's figure minus the allocator's reserved bytes, at a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from zerotop.analysis.code_line import CodeLine, read_line
 from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, Process, SearchWindow, Severity, in_each_rank
+from zerotop.analysis.findings.support.gpu_use import find_own_processes
 from zerotop.analysis.formatting import GIB, MIB
 from zerotop.analysis.memory.gpu_ledger import find_pids
 from zerotop.analysis.memory.nvml_snapshot import DeviceMemory, read_device_memory
@@ -76,23 +77,28 @@ def _check_process(recording: Evidence, process: Process, step_count: int) -> It
     memory = read_device_memory(at, key, find_pids(at, key[0]), allocators)
     if memory is None:
         return
-    if sum(size for _, size in memory.by_other_ranks) >= _LEAST_BYTES:
-        yield _build_elsewhere(recording, process, row, memory)
+    # Others of the job, such as an engine or a script that it starts, may have no GPU but this one.
+    started = find_own_processes(at, key[0])
+    held = {pid: size for pid, size in memory.by_other_ranks if pid not in started}
+    if sum(held.values()) >= _LEAST_BYTES:
+        yield _build_elsewhere(recording, process, row, memory, held)
     each = (memory.outside_bytes or 0) / max(1, len(allocators))
     if memory.is_exact and each >= OUTSIDE_BYTES:
         evidence = {"outside_bytes": each, "device_bytes": memory.total_bytes}
         yield _OUTSIDE.at_steps(process, row, evidence, gpu=key[1], steps=step_count)
 
 
-def _build_elsewhere(recording: Evidence, process: Process, row: Rows, memory: DeviceMemory) -> Finding:
+def _build_elsewhere(
+    recording: Evidence, process: Process, row: Rows, memory: DeviceMemory, held: Mapping[int, int]
+) -> Finding:
     time_ns = int(row["end_unix_ns"][0])
     ranks = {other.source.pid: other for other in recording.processes if other.host == process.host}
-    holders = [ranks[pid] for pid, _ in memory.by_other_ranks if pid in ranks]
+    holders = [ranks[pid] for pid in held if pid in ranks]
     names = [f"Rank {other.rank}" for other in holders] or ["Another process of the job"]
     line = next((found for other in holders if (found := _find_line(other, time_ns)) is not None), None)
     evidence = {
-        "used_bytes": sum(size for _, size in memory.by_other_ranks),
-        "processes": len(memory.by_other_ranks),
+        "used_bytes": sum(held.values()),
+        "processes": len(held),
         "total_bytes": memory.total_bytes,
     }
     kind = _LOADING if line is not None else _ELSEWHERE

@@ -10,7 +10,7 @@ from zerotop.analysis.failures.end import End
 from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, is_ray_worker, read_printed_ends
 from zerotop.analysis.findings.support import Finding, FindingKind, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
-from zerotop.analysis.findings.support.links import TO_GPU_FAULTS, Kinds, took_down, was_killed_for_memory
+from zerotop.analysis.findings.support.links import TO_GPU_FAULTS, TO_HANGS, Kinds, took_down, was_killed_for_memory
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(
@@ -22,6 +22,7 @@ _KIND = FindingKind(
         *TO_GPU_FAULTS,
         Kinds(was_killed_for_memory, "host_memory_short", "host_memory_forecast"),
         Kinds(took_down, "out_of_memory", shares_ranks=False),
+        *TO_HANGS,
     ),
 )
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.code_line import CodeLine
 from zerotop.analysis.failures.rank_ends import read_printed_ends
 from zerotop.analysis.failures.tracebacks import Traceback
 from zerotop.analysis.findings.support import Finding, FindingKind, SearchWindow, Severity, in_each_attempt
+from zerotop.analysis.findings.support.causes.loader_causes import find_own_worker_line
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Ints, Process, Samples
 from zerotop.analysis.findings.support.gpu_faults import change_by_fault
 from zerotop.analysis.findings.support.links import (
@@ -20,6 +22,7 @@ from zerotop.analysis.findings.support.links import (
     awaits_dead_thread,
     is_held_up,
     is_told_again,
+    silenced,
     was_the_end,
 )
 from zerotop.analysis.findings.support.thresholds import BUSY_CORES
@@ -61,7 +64,8 @@ _KIND = FindingKind(
     fix="py-spy dump --pid {pid}",
     explained_by=(
         *TO_GPU_FAULTS,
-        Kinds(is_held_up, "nvml_silent", "dead_rank", "runs_after_error", "runs_after_end"),
+        Kinds(silenced, "nvml_silent"),
+        Kinds(is_held_up, "dead_rank", "runs_after_error", "runs_after_end"),
         Kinds(awaits_dead_thread, "thread_died"),
     ),
     superseded_by=(
@@ -73,7 +77,8 @@ _SEEN = _KIND.with_changes(
     confidence=0.9,
     headline="No progress for {silent_s:seconds}: {odd}",
     details=(
-        "[{departure} ][{groups} ][{untrained} ][{threads} ][{collectives} ]"
+        "[{departure} ][{groups} ][py-spy shows a worker of the loader at {worker}. ][{untrained} ][{threads} ]"
+        "[{collectives} ]"
         "{silence}; the last iterations before took {iteration_s:seconds} (median)."
     ),
     advice=f"{{advice}} {ALL_STACKS}",
@@ -91,6 +96,7 @@ ENDED_ITERATIONS, ENDED_SECONDS = 3.0, 5.0
 DEVICE_SECONDS = 15.0
 # Saving, loading, compiling and computing count as a hang after this long.
 LONGEST_WORK_SECONDS = 600.0
+_OF_WORKER = "Look at the worker's line: the loader waits for its batch."
 _NO_PHASE, _NOT_TRAINED = "No phase began or ended on any rank", "No rank trained"
 # Longest text in the headline beside the duration.
 _ODD_WIDTH = 80 - len("No progress for 600 s: ")
@@ -415,6 +421,7 @@ def _build_seen(
     difference = standstill.difference
     place = shown.place if difference is None else difference.calls[0][1].place or shown.place
     departure = standstill.departure
+    worker = _find_worker(group, shown, silence.since_ns, known_ns)
     line = (departure.place if departure is not None else place).partition(" in ")[0]
     said = describe_odd(standstill, _ENDED_WIDTH if is_over else _ODD_WIDTH)
     # For a single group the headline says everything, unless it is too long.
@@ -443,10 +450,19 @@ def _build_seen(
         silence=_NOT_TRAINED if shown.reads else _NO_PHASE,
         threads=describe_threads(standstill) or _describe_dead_thread(dead),
         collectives=describe_collectives(standstill) or None,
-        advice=write_advice(standstill),
-        line=line or None,
+        worker=worker.text if worker is not None else None,
+        advice=write_advice(standstill) if worker is None else _OF_WORKER,
+        line=(line if worker is None else worker.location) or None,
         cost=1.0,
     )
+
+
+def _find_worker(group: Group, shown: StackGroup, since_ns: int, known_ns: int) -> CodeLine | None:
+    """Return the line of the job's code at which py-spy saw a worker of the data loader that a rank waits for."""
+    if shown.wait is None or shown.wait.kind is not WaitKind.DATA:
+        return None
+    found = (find_own_worker_line(one, since_ns, known_ns) for one in group.processes if one.rank in shown.ranks)
+    return next((line for line in found if line is not None), None)
 
 
 def _count_finished(group: Group, ranks: list[int] | None, known_ns: int) -> int | None:

@@ -13,7 +13,7 @@ from zerotop.analysis.failures.rank_ends import read_printed_ends
 from zerotop.analysis.failures.tracebacks import Traceback
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.evidence import Evidence
-from zerotop.analysis.findings.support.links import Kinds, ended_at_last, ended_by_itself, is_simultaneous
+from zerotop.analysis.findings.support.links import TO_HANGS, Kinds, ended_at_last, ended_by_itself, is_simultaneous
 from zerotop.analysis.formatting import join_words
 from zerotop.analysis.hangs.sentences import name_thread
 from zerotop.analysis.hangs.stacks import SILENT, StackReport, ThreadStack, read_silent_stacks
@@ -29,6 +29,7 @@ _KIND = FindingKind(
     advice="{advised}",
     fix="[{line}]",
     lasts=True,
+    explained_by=TO_HANGS,
     superseded_by=(Kinds(ended_at_last, "dead_rank"),),
 )
 _IDLE = FindingKind(

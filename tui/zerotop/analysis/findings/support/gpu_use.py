@@ -9,9 +9,10 @@ import numpy as np
 
 from zerotop.analysis.findings.support.rank_process import Process
 from zerotop.analysis.stats.medians import compute_known_median
+from zerotop.recording.moments.at import At
 from zerotop.recording.moments.rank_records import RankRecords
 from zerotop.recording.samples import Rows, Samples
-from zerotop_probe.recording.events import GpuProcess
+from zerotop_probe.recording.events import GpuProcess, JobStarted, RankFound
 
 # A GPU that is busy for a larger share of the time sets the pace itself.
 BUSY_SHARE = 0.85
@@ -76,6 +77,23 @@ def is_paced_by_host(processes: Sequence[Process], begin_ns: int, end_ns: int) -
     """
     uses = [measure_gpu_use(one, begin_ns, end_ns) for one in processes]
     return any(use < BUSY_SHARE for use in uses) and not any(map(offloads, processes))
+
+
+def find_own_processes(at: At, host: str) -> dict[int, GpuProcess]:
+    """Return the processes on a node's GPUs, by PID, that the job has started beside its ranks."""
+    ranks = {source.pid for source in at.host_sources("spans", host)}
+    ranks.update(event.pid for event in at.events_of(RankFound) if event.pid is not None and event.writer.host == host)
+    found = (event for event in at.events_of(GpuProcess) if event.of_job and event.writer.host == host)
+    return {event.pid: event for event in found if event.pid not in ranks}
+
+
+def find_starter(at: At, event: GpuProcess) -> int | None:
+    """Return the rank that has started a process of the job, itself or by others; None where that is not known."""
+    host = event.writer.host
+    ranks = {source.pid: source.rank for source in at.host_sources("spans", host)}
+    # In a job without a launcher, all processes are below its only rank.
+    roots = [started.pid for started in at.events_of(JobStarted) if started.writer.host == host]
+    return next((ranks[pid] for pid in event.parents or roots if pid in ranks), None)
 
 
 def name_process(event: GpuProcess) -> str:

@@ -6,6 +6,7 @@ A finding is linked to another only if their ranks agree, and their steps or num
 from __future__ import annotations
 
 import re
+import signal
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +22,12 @@ from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, SEEN_LATE_NS
 _SAME_CHANGE_STEPS = 3
 # Within this time, the end of a rank makes the others fail.
 _TOGETHER_NS = 60 * 10**9
+# The end of a rank is known at most so long, and so many iterations, after the last sign of life of those that wait for it.
+_HELD_UP_NS, _HELD_UP_ITERATIONS = 3 * 10**9, 2
+# Signals of errors in compiled code, which no timeout sends.
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+# Exceptions of threads that have waited for a queue, a process or the network with a limit.
+_TIMEOUTS = ("Timeout", "Empty", "Full")
 # Python prints what has ended a thread at most so long after the step in which it did.
 _PRINTED_LATE_NS = 3 * 10**9
 # The part of the reserved memory that a leak has kept when it is to blame for a flush of the cache.
@@ -490,7 +497,29 @@ def took_down(effect: Finding, cause: Finding) -> bool:
 
 
 def is_held_up(effect: Finding, cause: Finding) -> bool:
-    """Whether ranks stand still because another one has failed."""
+    """Whether ranks stand still because another one has failed: before they did, or at most a long iteration after."""
+    usual_ns = int(effect.evidence.get("iteration_s", 0.0) * _HELD_UP_ITERATIONS * 1e9)
+    return -_TOGETHER_NS <= _find_onset(cause) - effect.begin_ns <= max(_HELD_UP_NS, usual_ns)
+
+
+def ended_standing_still(effect: Finding, cause: Finding) -> bool:
+    """Whether a rank ended after its stacks, and those of all others, had shown that they stand still.
+
+    A timeout does that, of a collective, or of a watchdog in the job or its launcher. A crash may be a coincidence.
+    """
+    is_seen = cause.severity is Severity.ERROR and "behind_s" not in cause.evidence
+    is_other = effect.evidence.get("signal_number") in _CRASHES or "oom_kills" in effect.evidence
+    is_later = cause.detected_ns <= effect.begin_ns and _find_onset(effect) <= cause.end_ns + _TOGETHER_NS
+    return is_seen and not is_other and is_later and not is_held_up(cause, effect)
+
+
+def _find_onset(end: Finding) -> int:
+    """Return when a rank failed: it may end later than it has printed its exception."""
+    return end.begin_ns - int(end.evidence.get("exit_ns", 0.0))
+
+
+def silenced(effect: Finding, cause: Finding) -> bool:
+    """Whether ranks stand still while NVML does not answer for their GPU."""
     return effect.begin_ns - _TOGETHER_NS <= cause.begin_ns <= effect.known_ns
 
 
@@ -500,8 +529,14 @@ def broke_with_loss(effect: Finding, cause: Finding) -> bool:
 
 
 def awaits_dead_thread(effect: Finding, cause: Finding) -> bool:
-    """Whether ranks wait for a queue or a lock after a thread has ended, and no other thread is left, see hung_ranks."""
-    return cause.begin_ns <= effect.begin_ns + _TOGETHER_NS and bool(effect.evidence.get("dead_threads"))
+    """Whether ranks wait for a queue or a lock after a thread has ended, and no other thread is left, see hung_ranks.
+
+    A thread may work on for long while its rank waits, but one that has waited in vain itself ended because of the hang.
+    """
+    error = str(cause.headline.values.get("error", "")) if isinstance(cause.headline, Text) else ""
+    has_waited = any(name in error for name in _TIMEOUTS) and cause.begin_ns > effect.begin_ns + _PRINTED_LATE_NS
+    is_soon = cause.begin_ns <= effect.begin_ns + _TOGETHER_NS
+    return is_soon and not has_waited and bool(effect.evidence.get("dead_threads"))
 
 
 def lacks_dead_thread(effect: Finding, cause: Finding) -> bool:
@@ -527,8 +562,10 @@ TO_GPU_FAULTS = tuple(
 )
 # Links to threads that have ended, of findings with a line.
 TO_DEAD_THREADS = (Kinds(lacks_dead_thread, "thread_died"),)
+# Links to ranks that stood still before, of ends and errors: any of them may be the first that a timeout ends.
+TO_HANGS = tuple(Kinds(ended_standing_still, "hung_ranks", shares_ranks=shares_ranks) for shares_ranks in (True, False))
 # Links of which only the times, steps and ranks agree.
 _OF_TIMES = (
-    *(is_simultaneous, explains_shift, begins_before, broke_before, is_held_up, took_down, lacks_dead_thread),
-    *(begins_with_change, slowed_by_saves),
+    *(is_simultaneous, explains_shift, begins_before, broke_before, is_held_up, took_down, lacks_dead_thread, silenced),
+    *(begins_with_change, slowed_by_saves, ended_standing_still),
 )

@@ -6,6 +6,7 @@ import numpy as np
 
 from zerotop.analysis.findings.support.causes.step_change import Advice, Cause, StepChange
 from zerotop.analysis.findings.support.evidence import Process, Samples
+from zerotop.analysis.findings.support.gpu_use import find_own_processes
 from zerotop.analysis.findings.support.thresholds import COMPUTING_PERCENT, FEW_SHARE, MOST_SHARE, OTHERS_BYTES, SLOWED_MASK
 from zerotop.analysis.formatting import format_percent
 from zerotop.analysis.stats.medians import compute_known_median
@@ -27,6 +28,7 @@ _CLOCK: Advice = (
 )
 _MAY_COMPUTE = "It may compute there: see whose it is, and keep one of the jobs off with CUDA_VISIBLE_DEVICES."
 _COMPUTES = "See whose it is, and keep one of the jobs off with CUDA_VISIBLE_DEVICES: they take turns on the GPU."
+OWN_ADVICE = "Have it compute less often, between steps, or on another GPU: it and the rank take turns on the GPU."
 
 
 def check_clocks(change: StepChange) -> Cause | None:
@@ -131,15 +133,19 @@ def _describe_other(change: StepChange, process: Process, pid: int, must_begin: 
         return None  # it has left
     uses = [read_column(part.rows[part.rows["pid"] == pid], "sm_percent") if len(part) else np.empty(0) for part in parts]
     before, after = (use[~np.isnan(use)] for use in uses)
-    name, fix = f"process {pid}{_name_program(process, pid)}", f"ps -o user,lstart,cmd -p {pid}"
+    is_own = pid in find_own_processes(process.at.at(change.known_ns), process.host)
+    name = f"process {pid}{_name_program(process, pid)}"
+    name, fix = (f"the job's own {name}", "") if is_own else (name, f"ps -o user,lstart,cmd -p {pid}")
     if must_begin and (not len(after) or (len(before) and before.mean() >= COMPUTING_PERCENT)):
         return None
     if not len(after):
-        return Cause(f"{name} is on GPU {gpu} too", _MAY_COMPUTE, fix, 0.5)
+        return Cause(f"{name} is on GPU {gpu} too", OWN_ADVICE if is_own else _MAY_COMPUTE, fix, 0.5)
     used, rise = float(after.mean()), float(after.mean() - (before.mean() if len(before) else 0.0))
     if rise < COMPUTING_PERCENT:
         return None
     text = f"{name} uses {format_percent(used / 100)} of GPU {gpu}"
+    if is_own:
+        return Cause(text, OWN_ADVICE, fix, 0.85, finding="own_process_on_gpu")
     return Cause(text, _COMPUTES, fix, 0.85, finding="others_arrived")
 
 

@@ -92,16 +92,26 @@ class LoaderCause(NamedTuple):
 
 
 def find_worker_line(process: Process, begin_ns: int, end_ns: int) -> CodeLine | None:
-    """Return the line of the job's code at which most workers were seen in a time window; None if it is unknown."""
-    found = [
-        (own, event.pid == process.source.pid)
+    """Return the line of the job's code at which most workers were seen in a time window; None if it is unknown.
+
+    Only one rank of a node is examined each minute: the workers of others stand for its own.
+    """
+    return find_own_worker_line(process, begin_ns, end_ns) or _find_line(process, begin_ns, end_ns)
+
+
+def find_own_worker_line(process: Process, begin_ns: int, end_ns: int) -> CodeLine | None:
+    """Return the line at which most workers of the rank itself were seen in a time window; None if it is unknown."""
+    return _find_line(process, begin_ns, end_ns, process.source.pid)
+
+
+def _find_line(process: Process, begin_ns: int, end_ns: int, pid: int | None = None) -> CodeLine | None:
+    lines = [
+        CodeLine(*own[:4])
         for event in process.recording.events_of(LoaderStacks)
-        if event.writer.host == process.host and begin_ns <= event.unix_ns <= end_ns
+        if event.writer.host == process.host and begin_ns <= event.unix_ns <= end_ns and pid in (None, event.pid)
         for stack in event.stacks
         if (own := _find_worker_frame(event.frames, stack)) is not None
     ]
-    # Only one rank of a node is examined each minute.
-    lines = [CodeLine(*own[:4]) for own, is_own in found if is_own] or [CodeLine(*own[:4]) for own, _ in found]
     return max(lines, key=lines.count, default=None)
 
 
