@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from zerotop_probe.outside.attaching import hostfile, ssh
-from zerotop_probe.outside.attaching.jobs import FoundJob, FoundRank
+from zerotop_probe.outside.attaching.found_ranks import FoundRank
+from zerotop_probe.outside.attaching.jobs import FoundJob
 from zerotop_probe.outside.attaching.rendezvous import Rendezvous, find_local_part
 from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.recording import clock
