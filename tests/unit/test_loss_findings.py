@@ -317,6 +317,22 @@ def test_a_loss_that_goes_back_soon(tmp_path: Path, level: float, told: bool) ->
 
 
 @pytest.mark.parametrize(
+    ("fell", "back", "told"),
+    [
+        ((2.5, 1.77, 0.94, 0.73), (2.9, *(2.5, 2.45) * 6), True),
+        ((2.5, 1.77, 0.94, 0.73), (2.9, *(2.5, 2.45) * 4), False),  # it may fall again
+        ((2.5, 1.77, 0.94, 0.73), (1.2, 2.0, *(2.5, 2.45) * 6), False),  # it rises gradually, from what was noise
+        ((2.5, 2.3, 2.2, 1.9), (2.9, *(2.5, 2.45) * 6), False),  # it had hardly fallen
+    ],
+)
+def test_a_loss_that_goes_back_after_few_values_and_stays(
+    tmp_path: Path, fell: Sequence[float], back: Sequence[float], told: bool
+) -> None:
+    found = find_loss(tmp_path, [*fell, *back], every=50)
+    assert [one.headline for one in found] == ["The loss rose to 2.9 from 0.94 between steps 199 and 249"] * told
+
+
+@pytest.mark.parametrize(
     ("losses", "step"),
     [
         ([4.7, 4.6, 4.6, 1e5, 5e5, 1e6], 3),

@@ -143,9 +143,10 @@ _BROKEN_NORM = _LASTING.with_changes(
 _JUMPED = FindingKind(
     name="loss_jumped",
     confidence=0.9,
-    headline="The loss rose to {loss_after:.4g} from {loss_before:.4g}[ {onset}]",
+    headline="The loss rose to {highest_after:.4g} from {loss_before:.4g}[ {onset}]",
     details=(
-        "All of {values_after:.0f} values are above the highest of the {values_before:.0f} before, {highest_before:.4g}."
+        "All of {values_after:.0f} values since then, their median {loss_after:.4g}, are above the highest of the"
+        " {values_before:.0f} before, {highest_before:.4g}."
         "[ The first ones were about as high, {loss_first:.4g}.][ Before: {before}.]"
     ),
     advice="{look}",
@@ -171,6 +172,8 @@ _RECENT_BEFORE = 15
 _NEAREST_BEFORE, _FAR_FACTOR = 6, 8.0
 # It is where it began if it differs from the first values by less than this factor.
 _FIRST_VALUES, _BACK_FACTOR = 3, 1.5
+# Where it had fallen by half, and so many values then stay where it began, or at most so far below, few before suffice.
+_BACK_VALUES, _BACK_BELOW = 10, 0.9
 # Values that all have to be higher: fewer are a spike.
 _AFTER = 5
 _FACTOR = 2.8  # of the level before, so that three times a loss that falls is enough
@@ -349,6 +352,8 @@ class _LossSearch:
                     return _Jump(recent, first, last)
                 if _is_far(self._find_finite(nearest, first), self.values[first : last + 1]):
                     return _Jump(nearest, first, last)
+                if _is_at_begin(self._find_finite(0, back := last + 1 - _BACK_VALUES), self.values[max(0, back) : last + 1]):
+                    return _Jump(1, back, last)
         return None
 
     def _is_back(self, begin: int, first: int, last: int) -> bool:
@@ -367,6 +372,7 @@ class _LossSearch:
             "loss_before": float(np.median(before[-_LEAST_BEFORE:])),
             "loss_after": float(np.median(after)),
             "highest_before": float(before.max()),
+            "highest_after": float(after.max()),
             "values_before": len(before),
             "values_after": len(after),
         }
@@ -408,6 +414,14 @@ def _name_values(values: Floats) -> str:
 def _has_exploded(before: Floats, after: Floats) -> bool:
     """Whether all values of ``after`` are so high that a few of them suffice."""
     return len(before) >= _FEW and bool(after.min() >= _EXPLODED * max(1.0, float(np.abs(before).max())))
+
+
+def _is_at_begin(before: Floats, after: Floats) -> bool:
+    """Whether a loss that had fallen by half after few values is back where it began, and stays there."""
+    if not _FEW <= len(before) < _LEAST_BEFORE or before[-1] <= 0:
+        return False
+    is_fallen = before[1:].max() < before[0] >= 2 * before[-1]
+    return bool(is_fallen and after.min() >= _BACK_BELOW * before[0] and after.max() <= _BACK_FACTOR * before[0])
 
 
 def _is_jump(before: Floats, after: Floats) -> bool:

@@ -22,8 +22,8 @@ _KIND = FindingKind(
     confidence=0.9,
     headline="From step {step} on, evaluations take {share:percent} of the time: one {each}[: {place}]",
     details=(
-        "{evaluations:count evaluation} since step {step} took {total_s:seconds}[, mostly at {line}][; before, there was one"
-        " each {earlier:.0f} steps]. Iterations take {iteration_s:seconds}."
+        "{evaluations:count evaluation} in steps {step} to {last_step} took {total_s:seconds}[, mostly at {line}][; before,"
+        " there was one each {earlier:.0f} steps]. Iterations take {iteration_s:seconds}."
     ),
     advice="Evaluate every {rarer:,.0f} steps: that takes at most {rare:percent} of the time. Or evaluate on fewer batches.",
     fix="[{setting}]",
@@ -58,6 +58,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
         values, share = line_values(found.line), often.evidence["share"] or 0.0
         rarer = count_rarer_steps(often.evidence["period"] or 1.0, share, _RARE_SHARE)
         values |= {"rare": _RARE_SHARE, "rarer": rarer, "earlier": often.evidence.get("earlier")}
+        values["last_step"] = int(often.rows["step"][-1])
         period = often.evidence["period"] or 1.0
         kind, values["each"] = (_EACH, "before each step") if period < 2 else (_KIND, f"each {period:.0f} steps")
         # A callback that evaluates by itself heeds no setting of the Trainer.
