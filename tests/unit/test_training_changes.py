@@ -644,6 +644,28 @@ def test_passes_without_a_step_are_admitted(growth_s: float, tmp_path: Path) -> 
     assert ("instead of 100 ms" in finding.details) is ("detach" in finding.advice) is bool(growth_s)
 
 
+@pytest.mark.parametrize(
+    ("growth_s", "optimizer", "headline"),
+    [
+        (0.0, "", "No optimizer step is seen: 2"),
+        (0.002, "", "Backwards come 3"),
+        (0.0, "AdamW", ""),  # it may accumulate over many batches
+    ],
+)
+def test_backwards_of_a_job_without_any_step(growth_s: float, optimizer: str, headline: str, tmp_path: Path) -> None:
+    """A script that updates its weights itself: nothing of PyTorch shows its steps."""
+    times = np.cumsum([0.05 + growth_s * number for number in range(300 if not growth_s else 150)])
+    taken_s = [0.02 + growth_s * number / 2 for number in range(len(times))]
+    spans = [make_span(1 + end - took, 1 + end, "backward", 0, 0) for end, took in zip(times, taken_s, strict=True)]
+    planted = PlantedRecording(tmp_path)
+    planted.write_engine(0, kind="loop", zero_stage=None, device="cpu", optimizer=optimizer)
+    planted.write_records(tables.SPANS, make_identity(0), spans)
+    found = find_named(planted.open_recording(), "steps_unseen")
+    assert len(found) == bool(headline)
+    assert all(one.headline.startswith(headline) and one.step is None for one in found)
+    assert {one.severity is Severity.WARNING for one in found} == ({growth_s > 0} if found else set())
+
+
 @pytest.mark.parametrize(("passes", "with_step"), [(150, True), (12, False)])
 def test_a_step_in_progress_is_not_called_unseen(passes: int, with_step: bool, tmp_path: Path) -> None:
     """One of several optimizers makes steps, or there are only as many passes as in a larger accumulation."""

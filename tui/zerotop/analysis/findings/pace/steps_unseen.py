@@ -64,6 +64,26 @@ _GROWING = _LONGER.with_changes(
     ),
     fix="",
 )
+_NEVER = _KIND.with_changes(
+    confidence=0.9,
+    headline="No optimizer step is seen: {backwards:,.0f} backwards in {seconds:seconds}",
+    details=(
+        "No optimizer of PyTorch made a step. Updates that a script makes itself are not visible, and hence no steps, their"
+        " times and peaks. The last backwards came {pass_s:seconds} apart, the first ones {first_s:seconds}."
+    ),
+)
+_NEVER_GROWING = _NEVER.with_changes(
+    severity=Severity.WARNING,
+    headline="Backwards come {pass_s:seconds} apart instead of {first_s:seconds}; no optimizer step is seen",
+    details=(
+        "{backwards:,.0f} were seen in {seconds:seconds}; one takes {backward_s:seconds} instead of"
+        " {first_backward_s:seconds}. No optimizer of PyTorch made a step; updates that a script makes itself are not"
+        " visible."
+    ),
+    advice=(
+        "If tensors are carried from pass to pass, detach them: a graph that is kept grows with each, and so does its time."
+    ),
+)
 _MEASURED = "Still measured: the use and memory of GPUs by NVML, processes, threads and output."
 # Time without steps before it is worth a word (ns), and in iterations; the share of it in which the GPU must have worked.
 _QUIET_NS, _ITERATIONS, _LEAST_USE = 10_000_000_000, 20, 0.2
@@ -74,6 +94,8 @@ _UPDATED_NS, _MANY_UPDATES = 3_000_000_000, 20
 _MANY_BACKWARDS, _USUAL_TIMES, _MORE_TIME = 20, 10, 1.25
 # Passes whose time is that of the moment; how many times as long as before, or as the first ones, they are if that counts.
 _LAST_PASSES, _LONGER_TIMES, _GROWN_TIMES = 10, 2.0, 1.5
+# Backwards in a process without any step that are worth a word.
+_MANY_NEVER = 100
 _MOST = 3
 # The folders of PyTorch's code in which a step is in progress, or awaited: its first run may be compiled for long.
 _STEP_CODE = (
@@ -97,6 +119,8 @@ class _Gap(NamedTuple):
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report some of the gaps of each attempt's lead."""
+    if not len(window.subject.lead.steps) and not window.subject.engine.optimizer:
+        yield from _tell_stepless(window)
     for gap in _find_gaps(window):
         if not gap.is_first or window.count_reports(_KIND) < _MOST:
             yield _explain_gap(window.subject, gap)
@@ -118,6 +142,36 @@ def _find_gaps(window: SearchWindow[Group]) -> Iterator[_Gap]:
         looks = _list_looks(process, end_ns, _UPDATED_NS if len(updated) >= _MANY_UPDATES else usual_ns, next_ns)
         for known_ns in window.items(looks, of=end_ns):
             yield _Gap(int(steps["step"][index]), end_ns, known_ns, known_ns == looks[0], micro_steps, usual_s / micro_steps)
+
+
+def _tell_stepless(window: SearchWindow[Group]) -> Iterator[Finding | None]:
+    """Report backwards of a rank that has made no step, again after each quarter of more time."""
+    process = window.subject.lead
+    spans = process.read_phases(0, process.at.cursor_ns, "backward").rows
+    spans = spans[spans["flags"] & EVAL == 0] if len(spans) else spans
+    if len(spans) < _MANY_NEVER:
+        return
+    offset_ns, cursor_ns = process.source.offset_ns, process.at.cursor_ns
+    begin_ns = int(spans["begin_ns"][0]) + offset_ns
+    for known_ns in window.items(_list_looks(process, begin_ns, _QUIET_NS, cursor_ns), of="stepless"):
+        seen = spans[spans["end_ns"] + offset_ns <= known_ns]
+        if len(seen) < _MANY_NEVER:
+            continue
+        taken_s, apart_s = (seen["end_ns"] - seen["begin_ns"]) / 1e9, np.diff(seen["begin_ns"]) / 1e9
+        early, late = slice(_LAST_PASSES, 3 * _LAST_PASSES), slice(-_LAST_PASSES, None)
+        evidence = {
+            "backwards": float(len(seen)),
+            "seconds": (known_ns - begin_ns) / 1e9,
+            "first_s": float(np.median(apart_s[early])),
+            "pass_s": float(np.median(apart_s[late])),
+            "first_backward_s": float(np.median(taken_s[early])),
+            "backward_s": float(np.median(taken_s[late])),
+        }
+        is_growing = all(
+            evidence[now] >= _LONGER_TIMES * evidence[first]
+            for first, now in (("first_s", "pass_s"), ("first_backward_s", "backward_s"))
+        )
+        yield (_NEVER_GROWING if is_growing else _NEVER).at(process, begin_ns, known_ns, evidence, step=None)
 
 
 def _list_looks(process: Process, begin_ns: int, quiet_ns: int, until_ns: int) -> list[int]:
