@@ -10,6 +10,7 @@ from small_recording import BEGIN_NS, make_identity, make_span, read_recording, 
 from zerotop.analysis.findings.pace import data_stall
 from zerotop.analysis.findings.support import detection
 from zerotop_probe.recording import events
+from zerotop_probe.recording.directory import STACKS_SETTING
 from zerotop_probe.recording.tables import BOUNDARY, SPANS
 from zerotop_probe.recording.writer import EventWriter
 
@@ -29,18 +30,33 @@ def test_a_wait_counts_by_its_part_of_the_iteration(
     tmp_path: Path, wait_s: float, iteration_s: float, is_told: bool
 ) -> None:
     """From 2 ms on, 20 ms are always enough."""
+    _write_job(tmp_path, [wait_s] * 60, iteration_s)
+    runner = detection.Detection(recording := read_recording(tmp_path), [data_stall.detect])
+    runner.update()
+    assert [one.name for one in runner.findings_at(recording.end_ns + 60 * 10**9)] == ["data_stall"] * is_told
+
+
+@pytest.mark.parametrize(("short", "is_told"), [(4, True), (40, False)])
+def test_a_few_steps_that_wait_are_no_wait_of_all_since(tmp_path: Path, short: int, is_told: bool) -> None:
+    """It is known that they were a few when it is known that no stacks show a line."""
+    _write_job(tmp_path, [0.001] * 10 + [0.012] * 5 + [0.001] * short, 0.03)
+    recording = read_recording(tmp_path)
+    recording.info[STACKS_SETTING] = True
+    runner = detection.Detection(recording, [data_stall.detect])
+    runner.update()
+    assert [one.name for one in runner.findings_at(recording.end_ns + 60 * 10**9)] == ["data_stall"] * is_told
+
+
+def _write_job(folder: Path, waits_s: list[float], iteration_s: float) -> None:
     spans = []
-    for step in range(60):
+    for step, wait_s in enumerate(waits_s):
         begin, work = step * iteration_s, step * iteration_s + wait_s
         part = (iteration_s - wait_s) / 3
         spans += [make_span(begin, work, "data", step), make_span(work, work + part, "forward", step)]
         spans.append(make_span(work + part, work + 2 * part, "backward", step))
         spans.append(make_span(work + 2 * part, work + 3 * part, "step", step, BOUNDARY))
-    write_table(tmp_path, SPANS, make_identity(0), *spans).close()
-    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    write_table(folder, SPANS, make_identity(0), *spans).close()
+    writer = EventWriter(str(folder), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
     writer.write(0, events.Hello, rank=0, torch="2.11.0")
     writer.write(0, events.Engine, engine=0, device="cuda:0", kind="loop")
     writer.close()
-    runner = detection.Detection(recording := read_recording(tmp_path), [data_stall.detect])
-    runner.update()
-    assert [one.name for one in runner.findings_at(recording.end_ns + 60 * 10**9)] == ["data_stall"] * is_told

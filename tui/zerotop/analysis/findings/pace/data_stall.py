@@ -101,10 +101,18 @@ def _find_first(window: SearchWindow[Group]) -> Iterator[_Told]:
     group = window.subject
     fresh = _find_waits(window) if not group.has_found(KIND) else []
     for wait, found in window.await_each(fresh, lambda wait: await_line(wait.find_delay())):
-        if not group.has_found(KIND) and (found.line is not None or not wait.is_rise):
+        is_told = found.line is not None or not (wait.is_rise or _is_over(wait, found.known_ns))
+        if is_told and not group.has_found(KIND):
             measured = _extend(wait, found.known_ns)
             finding = _build_finding(group, wait, measured, found, _find_waiting(group, wait))
             yield _Told(wait, finding, measured, found.line, wait.first, _measure(measured).iteration_s, finding)
+
+
+def _is_over(wait: _Wait, known_ns: int) -> bool:
+    """Whether most steps since a wait began are known by then not to wait, so that it was one of a few steps."""
+    steps = wait.process.phased_steps_until(known_ns)
+    has_later = len(steps) > wait.last + SETTLED_STEPS
+    return has_later and _measure_share(steps[wait.first :], in_turns=wait.in_turns) < STALL_SHARE
 
 
 def _extend(wait: _Wait, known_ns: int) -> _Wait:
