@@ -276,9 +276,9 @@ def test_the_finding_names_the_work_of_loader_workers_during_a_wait(
     assert fix in stall.fix
 
 
-@pytest.mark.parametrize(("spare", "fix"), [(8, "num_workers=2"), (0, "")])
+@pytest.mark.parametrize(("spare", "fix"), [(8, "num_workers=2"), (0.97, "num_workers=2"), (0.5, ""), (0, "")])
 def test_a_late_rank_gets_as_many_workers_as_have_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: int, fix: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: float, fix: str
 ) -> None:
     planted = Planted("unseen-late-data", tmp_path)
     planted.add_columns("processes", loader_cores=(0.97, 0.97), loader_workers=(1, 1))

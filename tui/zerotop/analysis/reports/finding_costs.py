@@ -224,7 +224,7 @@ def _measure_lost(finding: Finding, later: Rows) -> float:
         return float(np.nansum(lost * later["steps"]))
     if name == "data_stall":  # iterations that became longer for another reason wait no longer than before
         known = later[~np.isnan(later["iteration_s"])]
-        most = finding.evidence.get("data_s", np.inf) * float(known["steps"].sum())
+        most = finding.evidence.get("mean_s", finding.evidence.get("data_s", np.inf)) * float(known["steps"].sum())
         return min(most, finding.cost * float((known["iteration_s"] * known["steps"]).sum()))
     if name == "steps_in_turn":  # its checkpoints and evaluations are counted
         return finding.cost * sum_training_s(later)

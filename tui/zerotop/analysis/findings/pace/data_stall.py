@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from zerotop.analysis.findings.support.steps.step_values import StepValues
 from zerotop.analysis.findings.support.thresholds import MORE_STEPS, SHOWN_SHARE, STALL_SECONDS, STALL_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS, ShiftFinder
 from zerotop.analysis.steps.sampled_parts import Part, measure_in_steps
-from zerotop.recording.samples import Rows
+from zerotop.recording.samples import Floats, Rows
 
 KIND = FindingKind(
     name="data_stall",
@@ -101,10 +101,18 @@ def _find_first(window: SearchWindow[Group]) -> Iterator[_Told]:
     group = window.subject
     fresh = _find_waits(window) if not group.has_found(KIND) else []
     for wait, found in window.await_each(fresh, lambda wait: await_line(wait.find_delay())):
-        if not group.has_found(KIND) and (found.line is not None or not wait.is_rise):
+        is_told = found.line is not None or not (wait.is_rise or _is_over(wait, found.known_ns))
+        if is_told and not group.has_found(KIND):
             measured = _extend(wait, found.known_ns)
             finding = _build_finding(group, wait, measured, found, _find_waiting(group, wait))
             yield _Told(wait, finding, measured, found.line, wait.first, _measure(measured).iteration_s, finding)
+
+
+def _is_over(wait: _Wait, known_ns: int) -> bool:
+    """Whether most steps since a wait began are known by then not to wait, so that it was one of a few steps."""
+    steps = wait.process.phased_steps_until(known_ns)
+    has_later = len(steps) > wait.last + SETTLED_STEPS
+    return has_later and _measure_share(steps[wait.first :], in_turns=wait.in_turns) < STALL_SHARE
 
 
 def _extend(wait: _Wait, known_ns: int) -> _Wait:
@@ -151,11 +159,11 @@ def _follow(group: Group, last: _Told) -> _Told | None:
     return now._replace(line=line, iteration_s=iteration_s, finding=finding, is_news=True)
 
 
-def _measure(wait: _Wait) -> Part:
+def _measure(wait: _Wait, average: Callable[[Floats], Any] = np.median) -> Part:
     """Return the seconds of the wait, and of the whole iteration."""
     if wait.in_turns:  # which are of steps in a row
         return Part(float(np.mean(wait.rows["data_s"])), float(np.mean(wait.rows["iteration_s"])))
-    return measure_in_steps(wait.process.steps, wait.rows, wait.rows["data_s"])
+    return measure_in_steps(wait.process.steps, wait.rows, wait.rows["data_s"], average)
 
 
 def _find_other_pace(before: _Wait, after: _Wait) -> int | None:
@@ -231,7 +239,9 @@ def _find_rise(process: Process, finder: ShiftFinder) -> tuple[int, int] | None:
 def _build_finding(group: Group, wait: _Wait, measured: _Wait, found: FoundLine, ranks: tuple[int, ...]) -> Finding:
     """``measured``: the steps of the wait whose times are told. It costs what all its steps wait."""
     rows, part = measured.rows, _measure(measured)
+    every = _measure(wait._replace(last=measured.last), np.mean)  # which may vary
     evidence = {"data_s": part.seconds, "iteration_s": part.iteration_s, "share": part.share, "ranks": len(ranks)}
+    evidence["mean_s"] = every.seconds
     evidence |= measure_distance(rows)
     is_one_of_several = len(ranks) == 1 < len(group.processes)
     begin_ns = int(wait.rows["begin_unix_ns"][0])
@@ -250,7 +260,7 @@ def _build_finding(group: Group, wait: _Wait, measured: _Wait, found: FoundLine,
         **line_values(found.line),
     }
     began = _find_begin(wait, found.known_ns)
-    return kind.at_steps(group, began, evidence, known_ns=found.known_ns, ranks=ranks, cost=_measure(wait).share, **values)
+    return kind.at_steps(group, began, evidence, known_ns=found.known_ns, ranks=ranks, cost=every.share, **values)
 
 
 def _find_begin(wait: _Wait, known_ns: int) -> Rows:

@@ -67,6 +67,8 @@ _ONE_SLOW: Advice = (
 _LOCKS = {(name,) for name in ("flock", "lockf", "fcntl_lock", "acquire", "sem_wait", "sem_clockwait", "do_futex_wait")}
 _FIRST_WORKERS = 4  # at most, where there are none
 _WAITING_WORKERS = 2  # at least, if they may need no core
+# A core of which no more is used can take a worker: the sampler itself uses a few percent of one.
+_USED_SHARE = 0.25
 # The part of the time of loading that is computing, or not, for sure.
 _SURE_SHARE = 0.5
 _WORKER_LOOP, _FETCH = "torch/utils/data/_utils/worker.py", "torch/utils/data/_utils/fetch.py"
@@ -277,7 +279,7 @@ def _judge_own_loading(process: Process, begin_ns: int, end_ns: int, spare: floa
         return LoaderCause(told, (_KEEP[0], _KEEP[1].replace("{before}", str(before))))
     advice = _advise_more(_MORE, 0, spare)
     shares = _bound_computing(process, begin_ns, end_ns)
-    more = str(max(_WAITING_WORKERS, min(_FIRST_WORKERS, int(spare or 0))))
+    more = str(max(_WAITING_WORKERS, min(_FIRST_WORKERS, int((spare or 0) + _USED_SHARE))))
     if shares is not None and shares[1] <= _SURE_SHARE:
         told = Text("it has no loader worker, and computes for at most {most:percent} of that time", {"most": shares[1]})
         return LoaderCause(told, (_WAITS[0], _WAITS[1].replace("{more}", more)))
@@ -321,7 +323,7 @@ def _bound_computing(process: Process, begin_ns: int, end_ns: int) -> tuple[floa
 def _advise_more(advice: Advice, count: int, spare: float | None) -> Advice:
     """Return advice to start more than ``count`` workers, twice as many at most, as far as there are spare cores."""
     most = 2 * count if count else _FIRST_WORKERS
-    more = most if spare is None else min(most, count + int(spare))
+    more = most if spare is None else min(most, count + int(spare + _USED_SHARE))
     if more <= count:
         return _FULL[0].replace("{more_workers}", "more workers" if count else "workers"), _FULL[1]
     return advice[0], advice[1].replace("{more}", str(more))
