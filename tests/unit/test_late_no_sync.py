@@ -115,10 +115,8 @@ def _evaluate_before(job: _Job, ddp: Any) -> None:
 
 
 def _train_two_models(job: _Job, ddp: Any) -> None:
-    other = make_ddp()
-    with other.no_sync():
-        loss = job.forward(other)
-    loss = loss + job.forward(ddp)
+    """As a generator's update through its critic: whose gradients are to be reduced is not known."""
+    loss = job.forward(ddp) + job.forward(make_ddp())
     with ddp.no_sync():
         job.backward(loss)
     job.backward(job.forward(ddp))
