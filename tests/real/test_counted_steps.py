@@ -18,7 +18,7 @@ from zerotop.recording.reader import Recording
 from zerotop.recording.steps.step_table import read_rank_steps
 from zerotop_probe.inside import native
 from zerotop_probe.recording.directory import NATIVE_VARIABLE
-from zerotop_probe.recording.events import Hello, Overflow, ProbeError
+from zerotop_probe.recording.events import Hello, LateNoSync, Overflow, ProbeError
 from zerotop_probe.recording.tables import UNKNOWN
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
@@ -75,8 +75,9 @@ def scaled_run(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, 
 
 @pytest.fixture(scope="module")
 def late_run(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> ShortRun:
-    """Two ranks of which the second is late from a step on."""
-    command = build_launch_command("torchrun", [str(LOOPS / "short.py"), f"--late-from={_LATE_FROM}", "--steps=400"])
+    """Two ranks, of which the second is late from a step on, with a no_sync() that begins after the forward."""
+    options = [f"--late-from={_LATE_FROM}", "--steps=400", "--late-no-sync"]
+    command = build_launch_command("torchrun", [str(LOOPS / "short.py"), *options])
     return _run_counted(tmp_path_factory.mktemp("late"), job_environment, command)
 
 
@@ -146,6 +147,18 @@ def test_a_straggler_is_found(late_run: ShortRun) -> None:
     # Where others use the cores a step before may be as late.
     assert _LATE_FROM - 3 <= (straggler.step or 0) < _LATE_FROM + 32
     assert straggler.evidence["late_s"] == pytest.approx(0.03, rel=0.5)
+
+
+def test_no_sync_after_the_forward_is_found_at_its_line(late_run: ShortRun) -> None:
+    (late,) = [finding for finding in late_run.findings if finding.name == "late_no_sync"]
+    (line,) = [
+        number
+        for number, text in enumerate((LOOPS / "short.py").read_text().splitlines(), 1)
+        if text.endswith("model.no_sync():")
+    ]
+    assert late.headline == f"no_sync() has no effect: it begins after the forward: short.py:{line}"
+    assert late.evidence["micro_steps"] == 2
+    assert {event.micro_steps for event in late_run.recording.events_of(LateNoSync)} == {2}
 
 
 def test_odd_loops_train_as_if_alone_and_lose_no_step(tmp_path: Path, environment: dict[str, str]) -> None:

@@ -289,6 +289,13 @@ class ScaledClipping(CodePlace, Event):
     loss_scale: float  # the loss scale by which they were multiplied
 
 
+class LateNoSync(CodePlace, Event):
+    """DDP's ``no_sync()`` began after the forward, in several steps in a row, and had no effect. Once. The line calls it."""
+
+    step: int  # optimizer step after which it was known
+    micro_steps: int  # in each of these steps; all backwards but the last one were within no_sync()
+
+
 class SkippedUpdates(Event):
     """Updates in a row, of which a fused optimizer skipped some on the GPU because fp16 gradients overflowed.
 

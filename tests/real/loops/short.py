@@ -20,6 +20,9 @@ parser.add_argument("--evaluate", type=int, default=-1)
 parser.add_argument("--save", type=int, default=-1)
 parser.add_argument("--overflow", type=int, nargs="*", help="steps that a loss scaler skips; each has two micro-steps")
 parser.add_argument("--late-from", type=int, default=10**9)
+parser.add_argument(
+    "--late-no-sync", action="store_true", help="a micro-step more, with no_sync() around its backward alone"
+)
 
 
 def main():
@@ -37,6 +40,10 @@ def main():
     for step in range(options.steps):
         if scaler is not None:
             scaler.scale(model(torch.randn(4, 8)).square().mean()).backward()
+        if options.late_no_sync:
+            loss = model(torch.randn(4, 8)).square().mean()
+            with model.no_sync():
+                loss.backward()
         loss = model(torch.randn(4, 8)).square().mean()
         time.sleep(0.01)
         if step == options.slow:

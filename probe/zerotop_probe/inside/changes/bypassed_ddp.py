@@ -28,12 +28,14 @@ class BypassedDdp:
         """Whether in the last steps the model was called without DDP."""
         return self._steps > _STEPS
 
-    def note(self, module: Any, *, is_first: bool) -> None:
-        """Note a forward of a model in training; ``is_first``: the first one of its step."""
+    def note(self, module: Any, *, is_first: bool) -> bool:
+        """Note a forward of a model in training; ``is_first``: the first one of its step. Returns whether it is a DDP."""
         if _WRAPPED in (facts := vars(module)):
             model = facts["_modules"].get("module")
             self._model = weakref.ref(model) if model is not None else None
             self._steps, self.last_ns = 0, now()
-        elif is_first and self._model is not None and self._model() is module:
+            return True
+        if is_first and self._model is not None and self._model() is module:
             self._steps += 1
             self.first_ns = now() if self._steps == 1 else self.first_ns
+        return False

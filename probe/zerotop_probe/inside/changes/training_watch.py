@@ -18,11 +18,12 @@ from zerotop_probe.inside.changes.bypassed_ddp import BypassedDdp
 from zerotop_probe.inside.changes.checkpoint_calls import CHECKPOINTING
 from zerotop_probe.inside.changes.held_tensors import describe_held
 from zerotop_probe.inside.changes.input_shapes import InputShapes
+from zerotop_probe.inside.changes.late_no_sync import NoSyncWatch
 from zerotop_probe.inside.changes.setting_lines import SettingLines
 from zerotop_probe.inside.changes.subnormal_state import holds_subnormal
 from zerotop_probe.inside.changes.training_settings import Change, list_changes, list_first_flags, read_settings
 from zerotop_probe.inside.guard import CostMeter, Guard, now
-from zerotop_probe.inside.stacks.code_positions import find_calls_without
+from zerotop_probe.inside.stacks.code_positions import find_calls_without, find_uses
 from zerotop_probe.inside.stacks.own_lines import OwnPlace
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording import events
@@ -98,6 +99,8 @@ class TrainingWatch:
         self._spent_ns = 0
         self._pause_ns = _PAUSE_NS
         self._changes_left, self._granted_looks = _MOST_CHANGES, _MOST_GRANTED
+        self._late_no_sync = NoSyncWatch()
+        self._has_told_late = False
         self._last: tuple[int, int] | None = None  # time and step of the last call
         self._durations: deque[float] = deque(maxlen=_USUAL)
         self._counted_bytes = -1  # held after the step at the last count
@@ -137,6 +140,9 @@ class TrainingWatch:
         self._end_asking()
         if self.bypassed.is_lasting and self.no_sync != BYPASSED:
             self.no_sync, self._wants_look = BYPASSED, True
+        if self._late_no_sync.is_lasting and not self._has_told_late:
+            self._has_told_late = True
+            self._guard.run_once(self._record_late_no_sync, step)
         self.wants_other_autocast = True
         self._lines.end_step()
         self._has_shifted |= self._follow_time(time_ns, step)
@@ -306,6 +312,24 @@ class TrainingWatch:
             places = find_calls_without("load", "map_location", self.find_frame(), paths)
             self._loading_line = places if len(places) == 1 else []
         return self._loading_line[0] if self._loading_line else None
+
+    def note_training(self, module: Any, *, is_first: bool) -> None:
+        """Note a forward of a model in training; ``is_first``: the first one since the last backward."""
+        if self.bypassed.note(module, is_first=is_first) and not self._has_told_late:
+            self._late_no_sync.note_forward(module)
+
+    def note_backward(self) -> None:
+        """Note that a backward begins."""
+        self._late_no_sync.begin_backward()
+
+    def _record_late_no_sync(self, step: int) -> None:
+        places = set()
+        if self._names_lines:
+            uses = find_uses(("no_sync()",), self.find_frame(), PathNames.for_this_process(), ())
+            places = {use.place for use in uses}
+        place = places.pop()._asdict() if len(places) == 1 else {}
+        micro_steps = self._late_no_sync.micro_steps
+        self._write_event(now(), events.LateNoSync, step=step, micro_steps=micro_steps, **place)
 
     def note_forward(self, module: Any, args: Any = (), kwargs: Any = MappingProxyType({})) -> None:
         """Read whether autocast is on in a forward of the model or of a part: an earlier one may be outside of it.

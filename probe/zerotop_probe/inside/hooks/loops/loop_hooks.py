@@ -160,7 +160,7 @@ class LoopHooks:
             if not roots or roots[0]() is not module:
                 self._loop.finder.note_root(module)
             self._note_settings(module, args, kwargs)
-            self._probe.watch.bypassed.note(module, is_first=not self._forwards)
+            self._probe.watch.note_training(module, is_first=not self._forwards)
             span = recorder.begin_quick(time_ns, _FORWARD, state)
             span.batch = args, kwargs
             self._forwards += 1
@@ -200,7 +200,7 @@ class LoopHooks:
         span = recorder.begin_span(time_ns, "forward", self._loop.get_position())
         if trains:
             self._note_settings(module, args, kwargs)
-            self._probe.watch.bypassed.note(module, is_first=not self._forwards)
+            self._probe.watch.note_training(module, is_first=not self._forwards)
             self._forwards += 1
             self._first_root = self._first_root or id(module)
         if not trains or self._first_root == id(module):
@@ -283,6 +283,7 @@ class LoopHooks:
             and get_ident() == self._probe.training_thread
         ):
             self._trains_in_eval_mode |= self._unproven_forward
+            self._probe.watch.note_backward()
             return recorder.begin_quick(time_ns, _BACKWARD, loop.settled)
         if self._probe.engines.belongs_to_deepspeed:
             return None
@@ -302,6 +303,7 @@ class LoopHooks:
         if not has_optimizer:
             loop.record_facts(at_update=True)
         loop.prepare_backward()
+        self._probe.watch.note_backward()
         return recorder.begin_span(now(), "backward", loop.get_position())
 
     def _end_backward(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
