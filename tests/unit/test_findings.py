@@ -460,7 +460,7 @@ def test_ranks_without_their_probe_do_not_hang(tmp_path: Path) -> None:
         (
             "blind-hooks",
             "iteration_drift",
-            "from about step 49 on, 97 ms of it in the forward phase, most of that at f11_hooks.py:15 in hook",
+            "from about step 49 on, 134 ms of it in the forward phase, most of that at f11_hooks.py:15 in hook",
         ),
         ("blind-rows", "iteration_shift", "same time steps have 24 rows instead of 12"),
         ("unseen-long", "iteration_shift", "a rank's batches have 2304 tokens instead of 1152"),

@@ -31,7 +31,8 @@ def microscope(options: argparse.Namespace) -> int:
     path = catalog.find_recording(options.recording)
     recording = RunningRecording.open(path)
     traces = read_traces(recording.at(recording.end_ns))
-    if recording.is_live:
+    # A collected one that is silent may have nobody who collects it: asking its nodes says so.
+    if recording.is_live or (not recording.is_over and job_control.read_facts(str(path)).collected):
         if not recording.sources["allocator"]:
             raise Problem("No rank of this job uses PyTorch's allocator on a GPU: there are no allocations to trace")
         try:
