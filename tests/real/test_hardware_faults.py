@@ -67,9 +67,8 @@ def test_each_fault_is_named_within_two_seconds_and_nvml_may_hang(tmp_path: Path
 
             def read_rows() -> Any:
                 recording.refresh()
-                sources = recording.sources["gpus"]
-                rows = [source.array[source.array["time_ns"] + source.offset_ns > hung_ns] for source in sources]
-                return found if len(found := np.concatenate(rows)) >= 10 else None
+                arrays = [one.array[one.array["time_ns"] + one.offset_ns > hung_ns] for one in recording.sources["gpus"]]
+                return rows if len(rows := np.concatenate(arrays)) >= 10 else None
 
             assert set(wait_for(read_rows)["gpu"]) == {0}
         finally:

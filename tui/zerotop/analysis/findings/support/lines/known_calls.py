@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -129,6 +130,11 @@ def find_known_call(callees: Sequence[str], *, is_on_gpu: bool = True) -> KnownC
 
     ``is_on_gpu``: whether the process trains on a GPU. Elsewhere a collective returns once the ranks have exchanged data.
     """
+    return _find_known_call(tuple(callees), is_on_gpu)
+
+
+@lru_cache(maxsize=4096)
+def _find_known_call(callees: tuple[str, ...], is_on_gpu: bool) -> KnownCall | None:
     calls = _CALLS if is_on_gpu else (_COLLECTIVE, *_CALLS)
     for depth, name in enumerate(callees):
         for known in calls:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from zerotop.analysis.code_line import find_own, list_own
@@ -76,6 +77,11 @@ class _Counts:
         return sum(one.samples for one in through), sum(one.seconds for one in through)
 
 
+@lru_cache(maxsize=64)  # a change that is pending is judged again and again, before the same samples
+def _count(sampled: tuple[Stacks, ...], counts_waits: bool) -> _Counts:
+    return _Counts(sampled, counts_waits=counts_waits)
+
+
 def _list_rows(lines: Iterable[OwnLine]) -> Iterator[list[OwnLine]]:
     """Yield the lines that are next to others in a function, as those of a loop's body are."""
     row: list[OwnLine] = []
@@ -95,7 +101,7 @@ def _may_wait(callees: tuple[str, ...]) -> bool:
 
 def has_new_line(before: Iterable[Stacks], since: Iterable[Stacks], *, is_gpu_idle: bool = True) -> bool:
     """Whether samples show a line that hardly took time before, by more than chance, however much it explains."""
-    old, new = (_Counts(sampled, counts_waits=is_gpu_idle) for sampled in (before, since))
+    old, new = (_count(tuple(sampled), is_gpu_idle) for sampled in (before, since))
     if old.total < _FEWEST_BEFORE or new.total < _FEWEST_SINCE:
         return False
     return any(
@@ -122,7 +128,7 @@ def find_new_line(
     than before. Otherwise the line at which the host waits for it says nothing: it may have been another one before.
     ``is_alone``: nothing else shows that the place takes longer, so that chance has to be excluded.
     """
-    old, new = (_Counts(sampled, counts_waits=is_gpu_idle) for sampled in (before, since))
+    old, new = (_count(tuple(sampled), is_gpu_idle) for sampled in (before, since))
     if old.total < _FEWEST_BEFORE or new.total < _FEWEST_SINCE:
         return None
     fewest = _FEWEST_ALONE if is_alone else _FEWEST_OF_LINE
