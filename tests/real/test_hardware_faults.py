@@ -65,12 +65,12 @@ def test_each_fault_is_named_within_two_seconds_and_nvml_may_hang(tmp_path: Path
             wait_for(_find(detection, recording, "nvml_silent"))
             hung_ns = time.time_ns()
 
-            def read_rows() -> Any:
+            def read_gpus() -> Any:
                 recording.refresh()
                 arrays = [one.array[one.array["time_ns"] + one.offset_ns > hung_ns] for one in recording.sources["gpus"]]
-                return rows if len(rows := np.concatenate(arrays)) >= 10 else None
+                return set(rows["gpu"]) if len(rows := np.concatenate(arrays)) >= 10 else None
 
-            assert set(wait_for(read_rows)["gpu"]) == {0}
+            assert wait_for(read_gpus) == {0}
         finally:
             end.touch()
         assert job.wait(30) == 0
