@@ -437,7 +437,8 @@ def test_a_look_in_progress_ends_with_the_recording(leaking_rank: Leaking) -> No
 
 def test_a_look_whose_steps_do_not_end_is_given_up(leaking_rank: Leaking, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zerotop_probe.inside.memory_lines.line_finder._GIVE_UP_S", 0.01)
-    leaking_rank.take_steps_until(True)
+    while not leaking_rank.binding.calls:  # on a busy machine it may be over when the step ends
+        leaking_rank.take_step()
     wait_for(lambda: not leaking_rank.binding.is_on, 60)
     assert leaking_rank.binding.calls == ["all", None]
     leaking_rank.take_step()
