@@ -41,6 +41,24 @@ def sample(counts: dict[Stack, int]) -> list[Stacks]:
 
 
 @pytest.mark.parametrize(
+    ("before", "levels", "on_cpu", "line"),
+    [
+        (0, (0.02, 0.10), True, 18),
+        (0, (0.02, 0.10), False, None),  # the host may have been ahead of the GPU
+        (0, (0.05, 0.10), True, None),  # it may have taken nearly as long before
+        (20, (0.02, 0.10), True, 18),
+    ],
+)
+def test_a_line_that_takes_longer_than_everything_did_before(
+    before: int, levels: tuple[float, float], on_cpu: bool, line: int | None
+) -> None:
+    """A short run has few samples before the change, or an event that began before it."""
+    found = find_new_line(sample({LINEAR: before}), sample({LINEAR: 40, COUNT: 60}), levels, is_on_cpu=on_cpu)
+    assert (found.line[1] if found is not None else None) == line
+    assert found is None or found.is_new is (before > 0)
+
+
+@pytest.mark.parametrize(
     ("before", "since", "levels", "line"),
     [
         ({LINEAR: 40}, {LINEAR: 70, COUNT: 30}, (0.07, 0.10), 18),

@@ -17,6 +17,7 @@ _FEWEST_BEFORE, _FEWEST_SINCE, _FEWEST_OF_LINE = 15, 20, 5
 # Lines that give Python's lock away for moments are seen too seldom.
 _OLD_SHARE = 0.1
 _EXPLAINED, _MOST_EXPLAINED = 0.35, 1.6
+_INNERMOST_SHARE = 0.6  # of the samples that run through a line, those that run through no other one beneath it
 _FEWEST_ALONE = 8  # of a line that alone shows that something takes longer
 # Lines of a function so near to each other may share the time.
 _ADJACENT = 2
@@ -35,6 +36,7 @@ class NewLine(NamedTuple):
     callees: tuple[str, ...]
     seconds: float
     share: float
+    is_new: bool = True  # whether samples show that it hardly took time before
 
 
 class _Sample(NamedTuple):
@@ -119,23 +121,31 @@ def find_new_line(
     *,
     is_gpu_idle: bool = True,
     is_alone: bool = False,
+    is_on_cpu: bool = False,
 ) -> NewLine | None:
     """Return the innermost line that hardly took time before, and explains why the place takes longer since then.
 
-    Where no line does alone, lines next to each other may do so together.
+    Where no line does alone, lines next to each other may do so together. With too few samples before, it is only a line
+    that takes much longer now than the whole place did, in a process ``is_on_cpu``, whose host was not ahead of a GPU.
 
     ``levels``: the seconds of the place in an iteration before and since. ``is_gpu_idle``: whether the GPU has no more work
     than before. Otherwise the line at which the host waits for it says nothing: it may have been another one before.
     ``is_alone``: nothing else shows that the place takes longer, so that chance has to be excluded.
     """
     old, new = (_count(tuple(sampled), is_gpu_idle) for sampled in (before, since))
-    if old.total < _FEWEST_BEFORE or new.total < _FEWEST_SINCE:
+    is_known = old.total >= _FEWEST_BEFORE
+    if new.total < _FEWEST_SINCE or not (is_known or (is_on_cpu and not is_alone)):
         return None
     fewest = _FEWEST_ALONE if is_alone else _FEWEST_OF_LINE
     before_s, since_s = levels
 
     def explains(lines: Collection[OwnLine]) -> bool:
-        then, now = old.measure(lines)[0] / old.total, new.measure(lines)[0]
+        now = new.measure(lines)[0]
+        if not is_known:  # it takes longer even if it took all of the time before
+            lengthening = (now / new.total * since_s - before_s) / (since_s - before_s)
+            innermost = sum(sum(new.callees.get(line, Counter()).values()) for line in lines)
+            return now >= fewest and innermost >= _INNERMOST_SHARE * now and lengthening >= _EXPLAINED
+        then = old.measure(lines)[0] / old.total
         if now < fewest or ((is_alone or not is_gpu_idle) and old.total * now / new.total < _EXPECTED_BEFORE):
             return False
         if len(lines) > 1:  # one of them may wait for the work that the others launch
@@ -153,4 +163,4 @@ def find_new_line(
     line = max(lines, key=lambda one: new.samples[one])
     beneath = new.callees.get(line, Counter()).most_common(1)
     count, seconds = new.measure(lines, with_waits=len(lines) > 1)
-    return NewLine(line, beneath[0][0] if beneath else (), seconds, count / new.total)
+    return NewLine(line, beneath[0][0] if beneath else (), seconds, count / new.total, is_known)

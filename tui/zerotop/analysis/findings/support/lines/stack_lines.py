@@ -188,11 +188,12 @@ def find_new(delay: Delay, known_ns: int, *, is_alone: bool = False) -> StackLin
 
     ``is_alone``: the line is all that shows the delay.
     """
-    is_idle = delay.is_gpu_idle or not delay.process.is_on_gpu
+    is_on_cpu = not delay.process.is_on_gpu
+    about = {"is_gpu_idle": delay.is_gpu_idle or is_on_cpu, "is_alone": is_alone, "is_on_cpu": is_on_cpu}
     for (before, since), level in zip(_list_sides(delay, known_ns), delay.levels or (), strict=False):
-        found = find_new_line(before, since, level, is_gpu_idle=is_idle, is_alone=is_alone)
+        found = find_new_line(before, since, level, **about)
         if found is not None:
-            return StackLine(*found.line, found.callees, found.seconds, found.share, delay.is_gpu_idle, is_new=True)
+            return StackLine(*found.line, found.callees, *found[2:4], delay.is_gpu_idle, is_new=found.is_new)
     return None
 
 
