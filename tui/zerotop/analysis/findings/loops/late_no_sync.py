@@ -18,7 +18,7 @@ _KIND = FindingKind(
         " of once."
     ),
     advice="In all micro-steps but the last one, call the model within no_sync(), too, not only backward().",
-    fix="with model.no_sync(): loss = compute_loss(model(inputs)); loss.backward()",
+    fix="with model.no_sync():  # around the forward, too",
 )
 
 
