@@ -124,7 +124,7 @@ def test_a_slow_step_an_evaluation_and_a_checkpoint_are_found_at_their_steps(pla
     (pause,) = [finding for finding in planted_run.findings if finding.name == "checkpoint_pause"]
     assert pause.step == _SAVED
     # Others on the cores may slow it down for a while.
-    told = {"time_between_phases", "checkpoint_pause", "iteration_shift"}
+    told = {"time_between_phases", "checkpoint_pause", "iteration_shift", "cores_taken"}
     assert {finding.name for finding in planted_run.findings} <= told
 
 
