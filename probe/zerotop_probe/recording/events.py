@@ -203,7 +203,7 @@ class EngineFacts(Facts):
     zero_stage: int | None  # 0 to 3; absent for a loop
     offload_optimizer: str | None  # none, cpu or nvme
     offload_parameters: str | None  # none, cpu or nvme
-    dtype: str | None  # fp32, fp16 or bf16; of a loop, that of most trainable parameters
+    dtype: str | None  # fp32, fp16 or bf16; of a loop, that of most trainable parameters, perhaps fp64
     frozen_dtype: str | None  # of a loop's frozen parameters that are not quantized; null if they have several, or none
     quantized_parameters: int | None  # elements of a loop's quantized parameters
     autocast: str | None  # dtype of autocast; null if it is off

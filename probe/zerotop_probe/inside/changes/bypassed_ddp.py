@@ -9,7 +9,8 @@ from zerotop_probe.inside.guard import now
 
 # Steps in a row, of those with phases, in which DDP is not called.
 _STEPS = 10
-_WRAPPED = "require_backward_grad_sync"  # an attribute that only DDP has
+REDUCES = "require_backward_grad_sync"
+"""An attribute that only DDP has: whether its next forward has gradients reduced; False within no_sync()."""
 
 
 class BypassedDdp:
@@ -30,7 +31,7 @@ class BypassedDdp:
 
     def note(self, module: Any, *, is_first: bool) -> bool:
         """Note a forward of a model in training; ``is_first``: the first one of its step. Returns whether it is a DDP."""
-        if _WRAPPED in (facts := vars(module)):
+        if REDUCES in (facts := vars(module)):
             model = facts["_modules"].get("module")
             self._model = weakref.ref(model) if model is not None else None
             self._steps, self.last_ns = 0, now()

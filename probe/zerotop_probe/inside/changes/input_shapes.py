@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from zerotop_probe.inside.inspection.batch_shape import find_inputs
 from zerotop_probe.recording.event_values import INPUTS
 
 # Inputs that had more shapes, or an earlier one again, vary: their shape says nothing about a change.
 _MOST_SHAPES = 8
-
-
-class ChangedInputs(NamedTuple):
-    """The setting whose value is another one now, and until when it was not."""
-
-    name: str
-    stood_ns: int
 
 
 class InputShapes:
@@ -27,8 +20,11 @@ class InputShapes:
         self._seen: dict[str, list[Any]] = {}  # the present one is the last
         self._pending: dict[str, int] = {}  # since when a new one was seen once
 
-    def note(self, module: Any, args: Any, kwargs: Any, earlier_ns: int) -> ChangedInputs | None:
-        """Note the inputs of a forward of a model; None if they are as before. ``earlier_ns``: of the forward before."""
+    def note(self, module: Any, args: Any, kwargs: Any, earlier_ns: int) -> tuple[str, int] | None:
+        """Note the inputs of a forward of a model; return the setting that is another one now, and until when it was not.
+
+        ``earlier_ns``: of the forward before.
+        """
         tensor = find_inputs(args, kwargs)
         if tensor is None or getattr(tensor, "is_nested", False) or len(tensor.shape) < 2:
             return None
@@ -40,7 +36,7 @@ class InputShapes:
             if (stood_ns := self._pending.pop(name, None)) is None or name not in self.settings:
                 return None
             self.settings[name] = _describe(*shape)
-            return ChangedInputs(name, stood_ns)
+            return name, stood_ns
         elif name in self.settings:
             self._pending.setdefault(name, earlier_ns)
             if shape in seen or len(seen) >= _MOST_SHAPES:

@@ -6,9 +6,10 @@ import sys
 import weakref
 from typing import Any
 
+from zerotop_probe.inside.changes.bypassed_ddp import REDUCES
+
 # Groups of micro-steps in a row that show it: all backwards of a group but the last one are within no_sync().
 _GROUPS = 3
-_REDUCES = "require_backward_grad_sync"
 
 
 class NoSyncWatch:
@@ -31,7 +32,7 @@ class NoSyncWatch:
         """Note a forward of a DDP in training."""
         facts = vars(ddp)
         # The reducer in Python decides in the backward.
-        reduces = facts[_REDUCES] and not facts.get("_use_python_reducer") and sys.modules["torch"].is_grad_enabled()
+        reduces = facts[REDUCES] and not facts.get("_use_python_reducer") and sys.modules["torch"].is_grad_enabled()
         if self._ddp is None:
             self._ddp, self._reduces = weakref.ref(ddp), reduces
         else:
@@ -44,7 +45,7 @@ class NoSyncWatch:
         ddp, self._ddp = self._ddp(), None
         if ddp is None or not self._reduces:  # as where no_sync() is around the forward, too
             self._late = self._groups = 0
-        elif not vars(ddp)[_REDUCES]:
+        elif not vars(ddp)[REDUCES]:
             self._late += 1
         else:
             micro_steps, self._late = self._late + 1, 0

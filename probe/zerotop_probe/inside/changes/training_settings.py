@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from zerotop_probe.recording.event_values import INPUTS
+from zerotop_probe.recording.event_values import INPUTS, OBJECTS
 from zerotop_probe.recording.interruptions import suppress_own
 
 # Options of PyTorch's optimizers that change what a step does.
@@ -65,7 +65,7 @@ def read_settings(modules: Iterable[Any], optimizers: Iterable[Any], autocast: s
     kinds = {getattr(getattr(one, "config", None), "_attn_implementation", None) for one in roots}
     settings["attention"] = sorted(str(kind) for kind in kinds if kind)
     updated = list(optimizers)
-    settings["optimizer_objects"] = [id(one) for one in updated]
+    settings[OBJECTS] = [id(one) for one in updated]
     settings["optimizers"] = [type(one).__name__ for one in updated]
     for option in _OPTIONS:
         groups = [group for one in updated for group in getattr(one, "param_groups", ())]

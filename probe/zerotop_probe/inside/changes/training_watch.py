@@ -14,7 +14,7 @@ from types import FrameType, MappingProxyType
 from typing import Any
 
 from zerotop_probe.inside.budget import read_budget
-from zerotop_probe.inside.changes.bypassed_ddp import BypassedDdp
+from zerotop_probe.inside.changes.bypassed_ddp import REDUCES, BypassedDdp
 from zerotop_probe.inside.changes.checkpoint_calls import CHECKPOINTING
 from zerotop_probe.inside.changes.held_tensors import describe_held
 from zerotop_probe.inside.changes.input_shapes import InputShapes
@@ -336,11 +336,11 @@ class TrainingWatch:
 
         In the first of a step, also whether DDP reduces the gradients after it.
         """
-        if not self._asked and (reduces := vars(module).get("require_backward_grad_sync")) is not None:
+        if not self._asked and (reduces := vars(module).get(REDUCES)) is not None:
             before, self.no_sync = self.no_sync, "off" if reduces else "on"
             self._note_read(NO_SYNC, self.no_sync != before)
         if (changed := self._guard.run(self._inputs.note, module, args, kwargs, self._asked_ns)) is not None:
-            self._stood_ns[changed.name], self._wants_look = changed.stood_ns, True
+            self._stood_ns[changed[0]], self._wants_look = changed[1], True
         found = self._guard.run(_read_autocast) or ""
         self._asked += 1
         self.wants_autocast = not found and self._asked < _MOST_ASKED

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from zerotop_probe.inside.changes.training_settings import list_submodules
 from zerotop_probe.inside.stacks.own_lines import OwnLines, OwnPlace
+from zerotop_probe.recording.event_values import OBJECTS
 
 # Steps for which they must be in no optimizer: some scripts add them to one a little later.
 _STEPS = 10
@@ -123,7 +124,7 @@ class UnoptimizedParameters:
     def changed_setting(self) -> str:
         """The setting that was changed if all of those counted are older; empty if any is new."""
         count = len(self._numbers)
-        settings = {"optimizer_objects": self._counts.get("dropped"), "trained_parameters": self._counts.get("unfrozen")}
+        settings = {OBJECTS: self._counts.get("dropped"), "trained_parameters": self._counts.get("unfrozen")}
         return next((name for name, older in settings.items() if older == count), "")
 
     def find_place(self) -> tuple[int | None, OwnPlace | None]:

@@ -230,10 +230,10 @@ def _measure_lost(finding: Finding, later: Rows) -> float:
         return finding.cost * sum_training_s(later)
     # In iterations that take far longer something else takes the time.
     seconds = np.minimum(later["iteration_s"], _FAR_TIMES * finding.evidence.get("iteration_s", np.inf))
-    # Of launches, the share in the last steps is that of the steps since, and may be another than in those before.
-    is_since = later["step"] >= finding.evidence.get("first_step", np.inf)
-    shares = np.where(is_since, finding.evidence.get("share", 0.0), finding.cost)
-    return float(np.nansum(shares * seconds * later["steps"]))
+    if name == "launch_bound" and "first_step" in finding.evidence:  # the share since then may be another than before
+        shares = np.where(later["step"] >= finding.evidence["first_step"], finding.evidence["share"], finding.cost)
+        return float(np.nansum(shares * seconds * later["steps"]))
+    return finding.cost * float(np.nansum(seconds * later["steps"]))
 
 
 def _select_steps(finding: Finding, findings: Sequence[Finding], steps: Rows) -> Rows:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from zerotop.analysis.code_line import CodeLine, read_line
 from zerotop.analysis.formatting import join_words
-from zerotop_probe.recording.event_values import BYPASSED, INPUTS, NO_SYNC, SUBNORMAL, UNOPTIMIZED
+from zerotop_probe.recording.event_values import BYPASSED, INPUTS, NO_SYNC, OBJECTS, SUBNORMAL, UNOPTIMIZED
 from zerotop_probe.recording.events import ChangedSetting, TrainingChanged
 
 # Changes that one sentence names, the most telling first.
@@ -39,7 +39,7 @@ _ORDER = (
 # Follow from others, have findings or causes of their own, or are what libraries note about their modules.
 _LEFT_OUT, _LEFT_OUT_PREFIX = ("modules", "anomaly_mode", "training_layers", SUBNORMAL), "module._"
 _NUMBERS = ("trained_parameters", "parameters")
-_OPTIMIZERS, _OF_PARAMETERS = ("optimizer_objects", "optimizers"), ("trained_parameters", "parameters", "dtypes", "devices")
+_OPTIMIZERS, _OF_PARAMETERS = (OBJECTS, "optimizers"), ("trained_parameters", "parameters", "dtypes", "devices")
 _WIDTHS = {"float8_e4m3fn": 1, "float8_e5m2": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
@@ -149,7 +149,7 @@ def choose_changes(
     ]
     # A new optimizer with options of its own is one change.
     if any(change.name == "optimizers" or change.name.startswith("optimizer.") for change in found):
-        found = [change for change in found if change.name != "optimizer_objects"]
+        found = [change for change in found if change.name != OBJECTS]
     # Another class has other options.
     if any(change.name == "optimizers" for change in found):
         found = [one for one in found if not one.name.startswith("optimizer.") or (one.before and one.after)]
@@ -221,7 +221,7 @@ def _count_values(text: str) -> int:
 
 
 def _describe_setting(name: str, before: str, after: str) -> str:
-    if name == "optimizer_objects":
+    if name == OBJECTS:
         return "the optimizer was made anew"
     if name == "optimizers":
         return f"the optimizer is {after or 'none'} instead of {before or 'none'}"

@@ -24,6 +24,7 @@ from zerotop_probe.inside.inspection import batch_shape
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.span import Span
+from zerotop_probe.recording.event_values import OBJECTS
 from zerotop_probe.recording.interruptions import hide_frames
 from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE
 
@@ -126,7 +127,7 @@ class LoopHooks:
             return
         self._wake()
         self._loop.find_number(optimizer)
-        self._probe.setting_lines.note(time_ns, ("optimizers", "optimizer_objects"))
+        self._probe.setting_lines.note(time_ns, ("optimizers", OBJECTS))
         if self._probe.entered_late:
             self._install_others()
             self._loop.note_update(optimizer)

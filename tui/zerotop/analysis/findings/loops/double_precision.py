@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
 from zerotop_probe.recording.events import Engine
@@ -25,13 +24,9 @@ _KIND = FindingKind(
 )
 
 
-@in_each_attempt(kinds=1)
-def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report it once, as soon as the model is known."""
     for event in window.items(window.subject.lead.events_of(Engine)):
-        if event.dtype == "fp64":
-            yield window.find_once(partial(_build, window.subject, event))
-
-
-def _build(group: Group, event: Engine) -> Finding:
-    return _KIND.at(group, event.unix_ns, event.unix_ns, {})
+        if event.dtype == "fp64" and not window.count_reports(_KIND):
+            yield _KIND.at(window.subject, event.unix_ns, event.unix_ns, {})

@@ -40,8 +40,8 @@ _DECAY = (
     " rate by its factor each time."
 )
 _ENDED = (
-    "Look at its scheduler, which has reached its end: one that is stepped with each micro-batch, or was given fewer steps"
-    " than the job makes, does so early."
+    "Look at its scheduler: it may have reached its end, as early as one does that is stepped with each micro-batch, or was"
+    " given fewer steps than the job makes."
 )
 # Steps with a rate of 0, or half of a short training: a warm-up begins with one, and rises from then on. After it has risen
 # it falls to 0 in the last steps: fewer suffice, if they are this part of those before.

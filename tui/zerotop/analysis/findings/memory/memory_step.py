@@ -189,11 +189,9 @@ def _choose_advice(kind: FindingKind, group: Group, change: SharedRise) -> Findi
     """Return the kind with the advice that applies: memory is saved where it is short, and a graph always let go."""
     if kind in (_ROWS, _LENGTH) and change.others_steady and not group.has_stages:
         return kind.with_changes(advice=_EVEN_OUT, fix="")
-    return (
-        kind
-        if kind in (_GRAPH, _SQUARE, _WIDER)
-        else group.keep_saving_advice(kind, int(change.rise.after["end_unix_ns"][-1]))
-    )
+    if kind in (_GRAPH, _SQUARE, _WIDER):
+        return kind
+    return group.keep_saving_advice(kind, int(change.rise.after["end_unix_ns"][-1]))
 
 
 def _explain_kept(step: PeakRise, known_ns: int) -> tuple[FindingKind, str, leak_holders.LeakAdvice]:

@@ -147,31 +147,33 @@ def _find_gaps(window: SearchWindow[Group]) -> Iterator[_Gap]:
 def _tell_stepless(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report backwards of a rank that has made no step, again after each quarter of more time."""
     process = window.subject.lead
-    spans = process.read_phases(0, process.at.cursor_ns, "backward").rows
-    spans = spans[spans["flags"] & EVAL == 0] if len(spans) else spans
-    if len(spans) < _MANY_NEVER:
+    begin_ns = window.find_once(lambda: _find_first_backward(process), of="stepless")
+    if begin_ns is None:
         return
-    offset_ns, cursor_ns = process.source.offset_ns, process.at.cursor_ns
-    begin_ns = int(spans["begin_ns"][0]) + offset_ns
-    for known_ns in window.items(_list_looks(process, begin_ns, _QUIET_NS, cursor_ns), of="stepless"):
-        seen = spans[spans["end_ns"] + offset_ns <= known_ns]
+    for known_ns in window.items(_list_looks(process, begin_ns, _QUIET_NS, process.at.cursor_ns), of="stepless"):
+        seen = _read_backwards(process, begin_ns, known_ns)
         if len(seen) < _MANY_NEVER:
             continue
-        taken_s, apart_s = (seen["end_ns"] - seen["begin_ns"]) / 1e9, np.diff(seen["begin_ns"]) / 1e9
-        early, late = slice(_LAST_PASSES, 3 * _LAST_PASSES), slice(-_LAST_PASSES, None)
-        evidence = {
-            "backwards": float(len(seen)),
-            "seconds": (known_ns - begin_ns) / 1e9,
-            "first_s": float(np.median(apart_s[early])),
-            "pass_s": float(np.median(apart_s[late])),
-            "first_backward_s": float(np.median(taken_s[early])),
-            "backward_s": float(np.median(taken_s[late])),
-        }
-        is_growing = all(
-            evidence[now] >= _LONGER_TIMES * evidence[first]
-            for first, now in (("first_s", "pass_s"), ("first_backward_s", "backward_s"))
+        times = np.diff(seen["begin_ns"]) / 1e9, (seen["end_ns"] - seen["begin_ns"]) / 1e9
+        firsts, lasts = (
+            [float(np.median(some[part])) for some in times]
+            for part in (slice(_LAST_PASSES, 3 * _LAST_PASSES), slice(-_LAST_PASSES, None))
         )
+        evidence = {"backwards": float(len(seen)), "seconds": (known_ns - begin_ns) / 1e9}
+        evidence |= dict(zip(("first_s", "first_backward_s", "pass_s", "backward_s"), (*firsts, *lasts), strict=True))
+        is_growing = all(last >= _LONGER_TIMES * first for first, last in zip(firsts, lasts, strict=True))
         yield (_NEVER_GROWING if is_growing else _NEVER).at(process, begin_ns, known_ns, evidence, step=None)
+
+
+def _find_first_backward(process: Process) -> int | None:
+    """Return when the first backward of the training began, in unix nanoseconds; None before there is one."""
+    seen = _read_backwards(process, 0, process.at.cursor_ns)
+    return int(seen["begin_ns"][0]) + process.source.offset_ns if len(seen) else None
+
+
+def _read_backwards(process: Process, begin_ns: int, end_ns: int) -> Rows:
+    spans = process.read_phases(begin_ns, end_ns, "backward").rows
+    return spans[spans["flags"] & EVAL == 0] if len(spans) else spans
 
 
 def _list_looks(process: Process, begin_ns: int, quiet_ns: int, until_ns: int) -> list[int]:

@@ -22,7 +22,7 @@ from zerotop.analysis.findings.support.links import (
     awaits_dead_thread,
     is_held_up,
     is_told_again,
-    silenced,
+    nvml_is_silent,
     was_the_end,
 )
 from zerotop.analysis.findings.support.thresholds import BUSY_CORES
@@ -64,7 +64,7 @@ _KIND = FindingKind(
     fix="py-spy dump --pid {pid}",
     explained_by=(
         *TO_GPU_FAULTS,
-        Kinds(silenced, "nvml_silent"),
+        Kinds(nvml_is_silent, "nvml_silent"),
         Kinds(is_held_up, "dead_rank", "runs_after_error", "runs_after_end"),
         Kinds(awaits_dead_thread, "thread_died"),
     ),

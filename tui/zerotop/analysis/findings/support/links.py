@@ -518,7 +518,7 @@ def _find_onset(end: Finding) -> int:
     return end.begin_ns - int(end.evidence.get("exit_ns", 0.0))
 
 
-def silenced(effect: Finding, cause: Finding) -> bool:
+def nvml_is_silent(effect: Finding, cause: Finding) -> bool:
     """Whether ranks stand still while NVML does not answer for their GPU."""
     return effect.begin_ns - _TOGETHER_NS <= cause.begin_ns <= effect.known_ns
 
@@ -566,6 +566,6 @@ TO_DEAD_THREADS = (Kinds(lacks_dead_thread, "thread_died"),)
 TO_HANGS = tuple(Kinds(ended_standing_still, "hung_ranks", shares_ranks=shares_ranks) for shares_ranks in (True, False))
 # Links of which only the times, steps and ranks agree.
 _OF_TIMES = (
-    *(is_simultaneous, explains_shift, begins_before, broke_before, is_held_up, took_down, lacks_dead_thread, silenced),
-    *(begins_with_change, slowed_by_saves, ended_standing_still),
+    *(is_simultaneous, explains_shift, begins_before, broke_before, is_held_up, took_down, lacks_dead_thread),
+    *(begins_with_change, slowed_by_saves, ended_standing_still, nvml_is_silent),
 )

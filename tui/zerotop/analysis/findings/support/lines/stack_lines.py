@@ -193,7 +193,7 @@ def find_new(delay: Delay, known_ns: int, *, is_alone: bool = False) -> StackLin
     for (before, since), level in zip(_list_sides(delay, known_ns), delay.levels or (), strict=False):
         found = find_new_line(before, since, level, **about)
         if found is not None:
-            return StackLine(*found.line, found.callees, *found[2:4], delay.is_gpu_idle, is_new=found.is_new)
+            return StackLine(*found.line, found.callees, found.seconds, found.share, delay.is_gpu_idle, is_new=found.is_new)
     return None
 
 
