@@ -40,6 +40,17 @@ def test_attributes_of_the_object_whose_method_trains_are_named() -> None:
     assert Fit().step() == {"model": "self.encoder", "optimizer": "self.sgd"}
 
 
+def test_a_method_may_call_its_object_otherwise() -> None:
+    class Fit:
+        def __init__(this) -> None:
+            this.net = torch.nn.Linear(2, 2)
+
+        def step(this) -> dict[str, str]:
+            return find_names([this.net], [], PATHS)
+
+    assert Fit().step() == {"model": "this.net"}
+
+
 def test_several_have_no_name_and_values_are_not_kept() -> None:
     nets = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
     first, second = nets

@@ -307,6 +307,19 @@ def test_inputs_that_became_larger_for_good(lengths: list[int], changes: list[tu
     assert {one["name"] for one in found} <= {"inputs.Sequential"}
 
 
+def test_inputs_had_the_old_size_until_the_last_forward_that_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks and the ends of counted steps say nothing of it: the last look was before, and steps end later."""
+    watched = _Watched(make_model())
+    monkeypatch.setattr(training_watch, "now", lambda: watched.time_ns)
+    shown_ns = []
+    for length in (500, 500, 500, 1000, 1000):
+        watched.watch.note_forward(make_model(), (torch.empty(16, 3, length),), {})
+        shown_ns.append(watched.time_ns)
+        watched.run(5, 1.0)
+    (change,) = [change for event in watched.events for change in event["changes"]]
+    assert change["begin_ns"] == shown_ns[2]
+
+
 def test_sequences_of_several_lengths_in_one_tensor_have_no_shape() -> None:
     watched = _Watched(make_model())
     for length in (3, 3, 4, 4, 3, 3):

@@ -18,18 +18,20 @@ class InputShapes:
         self.settings: dict[str, str] = {}
         """The shape and dtype by setting, of those that do not vary."""
         self._seen: dict[str, list[Any]] = {}  # the present one is the last
-        self._pending: dict[str, int] = {}  # since when a new one was seen once
+        self._shown_ns: dict[str, int] = {}  # the last forward with the present one
+        self._pending: dict[str, int] = {}  # the last forward before a new one that was seen once
 
-    def note(self, module: Any, args: Any, kwargs: Any, earlier_ns: int) -> tuple[str, int] | None:
+    def note(self, module: Any, args: Any, kwargs: Any, time_ns: int) -> tuple[str, int] | None:
         """Note the inputs of a forward of a model; return the setting that is another one now, and until when it was not.
 
-        ``earlier_ns``: of the forward before.
+        ``time_ns``: of this forward.
         """
         tensor = find_inputs(args, kwargs)
         if tensor is None or getattr(tensor, "is_nested", False) or len(tensor.shape) < 2:
             return None
         name, shape = f"{INPUTS}{type(module).__name__}", (tensor.shape[1:], getattr(tensor, "dtype", ""))
-        seen = self._seen.setdefault(name, [])
+        seen, shown_ns = self._seen.setdefault(name, []), self._shown_ns.get(name, time_ns)
+        self._shown_ns[name] = time_ns
         if not seen:
             self.settings[name] = _describe(*shape)
         elif seen[-1] == shape:
@@ -38,7 +40,7 @@ class InputShapes:
             self.settings[name] = _describe(*shape)
             return name, stood_ns
         elif name in self.settings:
-            self._pending.setdefault(name, earlier_ns)
+            self._pending.setdefault(name, shown_ns)
             if shape in seen or len(seen) >= _MOST_SHAPES:
                 del self.settings[name]
         if not seen or name in self.settings:

@@ -27,7 +27,7 @@ from zerotop_probe.inside.stacks.code_positions import find_calls_without, find_
 from zerotop_probe.inside.stacks.own_lines import OwnPlace
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording import events
-from zerotop_probe.recording.event_values import AGAIN, BYPASSED, FAILURE, NO_SYNC, OBJECTS, SUBNORMAL, UNOPTIMIZED
+from zerotop_probe.recording.event_values import AGAIN, BYPASSED, FAILURE, INPUTS, NO_SYNC, OBJECTS, SUBNORMAL, UNOPTIMIZED
 
 NAME = "training settings"
 """The name in the probe's errors."""
@@ -112,7 +112,6 @@ class TrainingWatch:
         self.wants_autocast = True
         """Whether the next forward of the model should be noted."""
         self._asked, self._is_on = 0, False  # forwards of this step, and whether autocast was on in one of them
-        self._asked_ns = 0  # the end of the last step of which forwards were asked
         self.wants_other_autocast = True
         """The same of a model that is not trained."""
         self._read_ns: dict[str, int] = {}  # when settings that only forwards show were read last
@@ -260,7 +259,8 @@ class TrainingWatch:
                 facts |= {"before": "", "after": ""}
             facts |= {"changed_ns": changed_ns} if changed_ns is not None else {}
             stood_ns = self._stood_ns.get(change.name, 0)
-            facts |= {"begin_ns": stood_ns} if 0 < stood_ns < since_ns or is_bypassed else {}
+            is_exact = is_bypassed or change.name.startswith(INPUTS)  # of these a forward has shown when they stood last
+            facts |= {"begin_ns": stood_ns} if 0 < stood_ns < since_ns or is_exact else {}
             described.append({**facts, **(place._asdict() if place is not None else {})})
         facts = {"last_step": since_step, "begin_ns": since_ns, "changes": described}
         self._write_event(now(), events.TrainingChanged, step=step, **facts)
@@ -339,7 +339,7 @@ class TrainingWatch:
         if not self._asked and (reduces := vars(module).get(REDUCES)) is not None:
             before, self.no_sync = self.no_sync, "off" if reduces else "on"
             self._note_read(NO_SYNC, self.no_sync != before)
-        if (changed := self._guard.run(self._inputs.note, module, args, kwargs, self._asked_ns)) is not None:
+        if (changed := self._guard.run(self._inputs.note, module, args, kwargs, now())) is not None:
             self._stood_ns[changed[0]], self._wants_look = changed[1], True
         found = self._guard.run(_read_autocast) or ""
         self._asked += 1
@@ -354,7 +354,6 @@ class TrainingWatch:
 
     def _end_asking(self) -> None:
         """Note that autocast is off if it was on in no forward of the step that was asked."""
-        self._asked_ns = now() if self._asked else self._asked_ns
         if self._asked and not self._is_on and self.autocast:
             self._set_autocast("")
         self._asked, self._is_on, self.wants_autocast = 0, False, True

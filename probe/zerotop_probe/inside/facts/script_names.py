@@ -32,8 +32,9 @@ def find_names(modules: list[Any], optimizers: list[Any], paths: PathNames) -> d
 
 def _name_in_frame(frame: FrameType, model: Any, optimizer: Any) -> dict[str, str]:
     variables = dict(list_variables(frame))
-    own = get_attributes(variables["self"]) if "self" in variables else None
-    named = [(f"self.{name}", value) for name, value in (own or {}).items()] + list(variables.items())
+    first = frame.f_code.co_varnames[0] if frame.f_code.co_argcount else ""  # self, by whatever name
+    own = get_attributes(variables.get(first))
+    named = [(f"{first}.{name}", value) for name, value in (own or {}).items()] + list(variables.items())
     found = ((_find_part(value, model, optimizer), name) for name, value in named if is_good(name.rpartition(".")[2]))
     return {part: name for part, name in found if part}
 

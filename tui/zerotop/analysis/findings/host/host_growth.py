@@ -65,7 +65,7 @@ _STEADY_BYTES = 96 * MIB
 _NAMED_BYTES, _NAMED_EVENNESS = 48 * MIB, 0.5
 # A growth without a name is steady if so many jumps of a step carry at most this part of it: loaded kernels are a few jumps.
 _FEW_JUMPS, _JUMPS_SHARE = 3, 0.8
-# One of so few jumps, which carry this part of it, may be over at any time: a script that keeps the latest ones.
+# If so few jumps carry this part of it, it may be over at any time: the script may keep only the last few of something.
 _MORE_JUMPS, _MORE_SHARE, _JUMP_PARTS = 5, 0.9, 64
 # So many times its steps until memory is full are too many to foresee, while this part of the limit is free.
 _FAR_TIMES, _MOST_FREE = 100, 0.75

@@ -172,7 +172,7 @@ _RECENT_BEFORE = 15
 _NEAREST_BEFORE, _FAR_FACTOR = 6, 8.0
 # It is where it began if it differs from the first values by less than this factor.
 _FIRST_VALUES, _BACK_FACTOR = 3, 1.5
-# Where it had fallen by half, and so many values then stay where it began, or at most so far below, few before suffice.
+# Few values before suffice if it had fallen by half, and so many then stay at this part of the first one, or above.
 _BACK_VALUES, _BACK_BELOW = 10, 0.9
 # Values that all have to be higher: fewer are a spike.
 _AFTER = 5

@@ -62,7 +62,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     chain = window.keep(_Chain)
     for event in window.items(group.lead.events_of(TrainingChanged)):
         optimizers = group.engine.optimizers or ()
-        # Of several, those of an inner loop may be meant to be new.
+        # If there are several, those of an inner loop may be made anew on purpose.
         if chain.add(group, event) and len(optimizers) == 1 and _keeps_state(optimizers[0]):
             yield _build(group, chain, event, optimizers[0].class_ or "")
 
