@@ -243,6 +243,21 @@ def test_iterations_that_begin_to_take_turns(tmp_path: Path) -> None:
     assert not find(tmp_path / "always", steps_in_turn.detect)
 
 
+@pytest.mark.parametrize(("last", "shift"), [(360, 0), (460, 2), (490, 0)])
+def test_iterations_that_took_turns_for_a_while(tmp_path: Path, last: int, shift: int) -> None:
+    """They end only where none is as long any more: a new epoch may count from another step. The loss is of those alone."""
+    is_long = [300 <= step <= last and (step + (shift if step > 400 else 0)) % 5 == 0 for step in range(500)]
+    steps = [[0.004, 0.006, 0.002, 0.05 if long else 0.004] for long in is_long]
+    steps += [[0.004, 0.006, 0.002, 0.02]] * 500  # longer for another reason
+    write_parts(tmp_path, steps)
+    (turns,) = find(tmp_path, steps_in_turn.detect)
+    until = max(step for step in range(500) if is_long[step])
+    assert (turns.step, turns.evidence["until_step"], turns.severity) == (300, until, Severity.WARNING)
+    (cost,) = rank_findings([turns], read_steps(read_recording(tmp_path)), BEGIN_NS + 1000 * S)
+    assert cost.seconds == pytest.approx(0.046 * sum(is_long), rel=0.05)
+    assert turns.headline.startswith(f"In steps 300 to {until}, one of 5 iterations took 46 ms longer")
+
+
 def test_turns_that_are_long_only_at_times_are_not_told(tmp_path: Path) -> None:
     """Of turns that differ, the last one alone would be a beginning: nothing follows from one."""
     longer_s = [0.0] * 18 + [0.2, 0.2, 0.06, 0.2, 0.2, 0.2, 0.0, 0.05, 0.06, 0.05, 0.05, 0.2]

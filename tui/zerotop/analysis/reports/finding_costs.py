@@ -17,7 +17,7 @@ from zerotop.analysis.failures.end import End
 from zerotop.analysis.findings import Finding, Severity, link_findings, order_by_cause
 from zerotop.analysis.findings.support.causes.batch_causes import BATCH_GROWTH
 from zerotop.analysis.steps.job_pace import measure_overlap
-from zerotop.recording.samples import Rows
+from zerotop.recording.samples import Floats, Rows
 from zerotop.recording.steps.step_dtype import sum_training_s
 
 _SKIPPING = "skipping_ended", "steps_skipped"
@@ -215,10 +215,7 @@ def _measure_lost(finding: Finding, later: Rows) -> float:
     if name == "evaluation_growth":
         return float(np.nansum(np.clip(later["eval_s"] - finding.evidence["first_s"], 0.0, None) * later["steps"]))
     if name == "repeated_pause":  # the pauses may have ended since
-        usual, pause = finding.evidence["iteration_s"], finding.evidence["pause_s"]
-        longer = later["iteration_s"] - usual - finding.evidence.get("longer_before_s", 0.0)
-        lost = np.where(longer >= pause / 2, np.minimum(longer, 2 * pause), 0.0)
-        return float(np.nansum(lost * later["steps"]))
+        return _sum_pauses(finding, later["iteration_s"] - finding.evidence.get("longer_before_s", 0.0), later)
     if name == "iteration_drift" and finding.cost:
         lost = np.maximum(0.0, later["iteration_s"] - finding.evidence["before_s"])
         return float(np.nansum(lost * later["steps"]))
@@ -226,14 +223,24 @@ def _measure_lost(finding: Finding, later: Rows) -> float:
         known = later[~np.isnan(later["iteration_s"])]
         most = finding.evidence.get("mean_s", finding.evidence.get("data_s", np.inf)) * float(known["steps"].sum())
         return min(most, finding.cost * float((known["iteration_s"] * known["steps"]).sum()))
-    if name == "steps_in_turn":  # its checkpoints and evaluations are counted
-        return finding.cost * sum_training_s(later)
+    if name == "steps_in_turn":  # some may have been as long before
+        before, after, usual = (finding.evidence[key] for key in ("before_s", "after_s", "iteration_s"))
+        apart = np.nan_to_num(later["checkpoint_s"]) + np.nan_to_num(later["eval_s"])
+        return (after - before) / (after - usual) * _sum_pauses(finding, later["iteration_s"] + apart, later)
     # In iterations that take far longer something else takes the time.
     seconds = np.minimum(later["iteration_s"], _FAR_TIMES * finding.evidence.get("iteration_s", np.inf))
     if name == "launch_bound" and "first_step" in finding.evidence:  # the share since then may be another than before
         shares = np.where(later["step"] >= finding.evidence["first_step"], finding.evidence["share"], finding.cost)
         return float(np.nansum(shares * seconds * later["steps"]))
     return finding.cost * float(np.nansum(seconds * later["steps"]))
+
+
+def _sum_pauses(finding: Finding, seconds: Floats, later: Rows) -> float:
+    """Return the seconds of a finding's pauses: by how much these steps took longer than usual, where they took as long."""
+    usual, pause = finding.evidence["iteration_s"], finding.evidence["pause_s"]
+    longer = seconds - usual
+    lost = np.where(longer >= pause / 2, np.minimum(longer, 2 * pause), 0.0)
+    return float(np.nansum(lost * later["steps"]))
 
 
 def _select_steps(finding: Finding, findings: Sequence[Finding], steps: Rows) -> Rows:

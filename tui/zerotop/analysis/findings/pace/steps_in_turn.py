@@ -8,9 +8,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
+from zerotop.analysis.findings.support import (
+    Finding,
+    FindingKind,
+    Group,
+    Process,
+    SearchWindow,
+    Severity,
+    in_each_attempt,
+)
 from zerotop.analysis.findings.support.lines import line_findings
-from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, SLOW, Delay, await_line, find_line
+from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, SLOW, Delay, FoundLine, await_line, find_line
 from zerotop.analysis.findings.support.links import (
     TO_DEAD_THREADS,
     Kinds,
@@ -19,6 +27,7 @@ from zerotop.analysis.findings.support.links import (
     grows_in_turn,
     is_simultaneous,
 )
+from zerotop.analysis.findings.support.steps.lost_time import has_cost_little
 from zerotop.recording.samples import Floats, Rows
 from zerotop.recording.steps.step_dtype import has_phases
 from zerotop.recording.steps.step_memory import measure_held_bytes
@@ -28,10 +37,11 @@ _KIND = FindingKind(
     confidence=0.8,
     headline="From step {step} on, one of {period:.0f} iterations takes {pause_s:seconds} longer",
     details=(
-        "All others take {iteration_s:seconds}; on average iterations take {after_s:seconds} instead of {before_s:seconds}"
-        "[; a checkpoint takes {checkpoint_s:seconds} in that one][; an evaluation takes {evaluation_s:seconds} in that one]"
-        "[; the process's memory grows by {grown_bytes:bytes} in that one]"
-        "[, and {most} of {rest} is spent at {line}]."
+        "All others {take} {iteration_s:seconds}; on average iterations {take} {after_s:seconds} instead of"
+        " {before_s:seconds}"
+        "[; a checkpoint {takes} {checkpoint_s:seconds} in that one][; an evaluation {takes} {evaluation_s:seconds} in that"
+        " one][; the process's memory {grows} by {grown_bytes:bytes} in that one]"
+        "[, and {most} of {rest} {is_} spent at {line}]."
     ),
     advice="See what is done in every n-th step only, and do it less often or beside the training.",
     explained_by=(*TO_DEAD_THREADS, Kinds(grows_in_turn, "host_growth")),
@@ -59,42 +69,90 @@ _APART = {"checkpoint_s": "checkpoint_s", "eval_s": "evaluation_s"}
 _MOST_TURNS, _FEW_TURNS = 0.9, 1 / 3
 
 
+_LASTS = {"takes": "takes", "take": "take", "grows": "grows", "is_": "is"}
+_ENDED = {"takes": "took", "take": "took", "grows": "grew", "is_": "was"}
+
+
+_ENDED_HEADLINE = "In steps {step} to {until_step:.0f}, one of {period:.0f} iterations took {pause_s:seconds} longer"
+
+
 class _Turns(NamedTuple):
-    rows: Rows
+    rows: Rows  # from the first long iteration on
+    iterations: dict[str, float]  # the evidence of iterations alone
     evidence: dict[str, float]
     delay: Delay
 
 
-@in_each_attempt()
+@in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
-    """Report once for each attempt, after as many turns as show it."""
+    """Report once for each attempt, after as many turns as show it, and again with its end."""
     turns = window.find_once(partial(_find_turns, window))
-    found = await_line(turns.delay) if turns is not None else None
-    if turns is not None and found is not None:
-        evidence, kind = turns.evidence, _KIND
-        own_s = evidence["pause_s"] - sum(evidence.get(name, 0.0) for name in _APART.values())
-        line = find_line(turns.delay, why=SLOW, known_ns=found.known_ns) or found.line
-        if line is not None and line_findings.is_cause(line, turns.delay):
-            kind = line_findings.name_line(_KIND, line)
-        elif own_s < _WAITED_TIMES * evidence["iteration_s"]:
-            line = None  # it may wait for the GPU's usual work
-        cost, values = 1 - evidence["before_s"] / evidence["after_s"], line_findings.line_values(line)
-        values["rest"] = "the rest" if evidence.keys() & _APART.values() else "the time that one takes longer"
-        yield kind.at_steps(window.subject, turns.rows, evidence, known_ns=found.known_ns, cost=cost, **values)
+    fresh = window.items([turns] if turns is not None else [])
+    told = window.await_each(fresh, lambda turns: await_line(turns.delay))
+    for one, found in window.follow(told, partial(_find_end, window)):
+        yield _build_finding(window.subject, one, found)
+
+
+def _build_finding(group: Group, turns: _Turns, found: FoundLine) -> Finding:
+    evidence, kind, words = turns.evidence, _KIND, _LASTS
+    share = 1 - evidence["before_s"] / evidence["after_s"]
+    own_s = evidence["pause_s"] - sum(evidence.get(name, 0.0) for name in _APART.values())
+    line = find_line(turns.delay, why=SLOW, known_ns=found.known_ns) or found.line
+    if "until_step" in evidence:
+        kind, words = _KIND.with_changes(headline=_ENDED_HEADLINE), _ENDED
+    if line is not None and line_findings.is_cause(line, turns.delay):
+        kind = line_findings.name_line(kind, line)
+    elif own_s < _WAITED_TIMES * evidence["iteration_s"]:
+        line = None  # it may wait for the GPU's usual work
+    if "until_step" in evidence:
+        steps = group.lead.steps_until(found.known_ns)
+        if has_cost_little(steps, int(turns.rows["step"][0]), int(evidence["until_step"]), share):
+            kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
+    values = line_findings.line_values(line) | words
+    values["rest"] = "the rest" if evidence.keys() & _APART.values() else "the time that one takes longer"
+    return kind.at_steps(group, turns.rows, evidence, known_ns=found.known_ns, cost=share, **values)
 
 
 def _find_turns(window: SearchWindow[Group]) -> _Turns | None:
     lead = window.subject.lead
     for due in window.extend(partial(_find_due, len(lead.steps)), 0):
         known = lead.steps[:due][-_MOST_STEPS:]
-        begin, evidence = _measure(np.asarray(known["iteration_s"], np.float64))
-        if evidence is not None:
-            rows = known[begin:]
-            begin_ns, known_ns = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
-            delay = Delay(lead, _find_place(rows, evidence), begin_ns, known_ns, known_ns)
-            grown = _measure_grown(lead, rows, int(evidence["period"]))
-            return _Turns(rows, _add_apart(known, begin, evidence) | grown, delay)
+        begin, iterations = _measure(np.asarray(known["iteration_s"], np.float64))
+        if iterations is not None:
+            return _build_turns(lead, known, begin, iterations)
     return None
+
+
+def _build_turns(lead: Process, known: Rows, begin: int, iterations: dict[str, float]) -> _Turns:
+    rows = known[begin:]
+    begin_ns, known_ns = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
+    delay = Delay(lead, _find_place(rows, iterations), begin_ns, known_ns, known_ns)
+    grown = _measure_grown(lead, rows, int(iterations["period"]))
+    return _Turns(rows, iterations, _add_apart(known, begin, iterations) | grown, delay)
+
+
+def _find_end(window: SearchWindow[Group], told: tuple[_Turns, FoundLine]) -> tuple[_Turns, FoundLine] | None:
+    """Return the turns until the last long one, once no iteration of several turns was as long; None before that."""
+    (turns, found), lead = told, window.subject.lead
+    new = window.steps(lead.steps, (_FEWEST_FAR + 1) * _LONGEST, "end")
+    if "until_step" in turns.evidence:
+        return None
+    first = int(np.searchsorted(lead.steps["begin_unix_ns"], turns.delay.begin_ns))
+    start, period = max(first, new.start), int(turns.iterations["period"])
+    seconds = lead.steps["iteration_s"][start : new.stop]
+    # One that is not known may be long.
+    long = np.flatnonzero(~(seconds < turns.iterations["iteration_s"] + turns.iterations["pause_s"] / 2))
+    after = np.diff(np.append(long, len(seconds))) > _FEWEST_FAR * period
+    if not after.any():
+        return None
+    last = start + int(long[after][0])
+    known = lead.steps[max(0, first - _MOST_STEPS) : last + period]
+    begin = min(first, _MOST_STEPS)
+    mean_s = float(np.nanmean(known["iteration_s"][begin:]))
+    ended = _build_turns(lead, known, begin, turns.iterations | {"after_s": mean_s})
+    known_ns = max(found.known_ns, int(lead.steps["end_unix_ns"][last + _FEWEST_FAR * period]))
+    evidence = ended.evidence | {"until_step": float(lead.steps["step"][last])}
+    return ended._replace(evidence=evidence), found._replace(known_ns=known_ns)
 
 
 def _find_due(count: int, last: int | None) -> int | None:
