@@ -167,6 +167,7 @@ def test_a_line_that_was_sampled_late_is_reported_once_with_the_change_that_name
     slower = make("iteration_shift", 601, "clip.py:55", 30, before_s=0.012, after_s=0.037)
     lost = make("time_lost_in_line", 613, "clip.py:55", 10, added_s=0.031)
     assert drop_superseded([slower, lost]) == (slower,)
+    assert drop_superseded([slower, make("time_lost_in_line", 590, "clip.py:55", 30, added_s=0.031)]) == (slower,)
     for other in (
         make("time_lost_in_line", 613, "clip.py:56", 10, added_s=0.031),
         make("time_lost_in_line", 613, "clip.py:55", 10, added_s=0.06),
@@ -299,6 +300,8 @@ def test_a_change_whose_line_was_named_before_is_no_finding() -> None:
     for added_s, told in ((0.15, 1), (0.05, 2)):  # at step 60 iterations become 0.1 s longer
         finding = dataclasses.replace(lost, evidence={"added_s": added_s})
         assert len(drop_repeats([finding, make("iteration_shift", 210, "train.py:7", 60)])) == told
+    finding = dataclasses.replace(lost, evidence={"added_s": 0.08})  # of 0.1 s, from nearly the same step on
+    assert drop_repeats([finding, make("iteration_shift", 210, "train.py:7", 30)]) == (finding,)
 
 
 def test_flushes_of_the_cache_in_the_step_that_fails_are_a_part_of_it() -> None:

@@ -365,8 +365,14 @@ def names_same_line(effect: Finding, cause: Finding) -> bool:
     if not _share_line(effect, cause):
         return False
     added = effect.evidence["after_s"] - effect.evidence["before_s"]
-    is_part = begins_before(effect, cause) and 0 < added <= cause.evidence.get("added_s", 0.0)
-    return is_part or explains_shift(effect, cause)
+    lost = cause.evidence.get("added_s", 0.0)
+    is_part = begins_before(effect, cause) and 0 < added <= lost
+    return is_part or (_begins_near(effect, cause) and 0 < added <= 2 * lost) or explains_shift(effect, cause)
+
+
+def _begins_near(effect: Finding, cause: Finding) -> bool:
+    """Whether both began within the steps in which samples may date the one and a wandering pace the other."""
+    return effect.step is not None and cause.step is not None and abs(effect.step - cause.step) <= NEAR_STEPS
 
 
 def is_lost_in_same_line(effect: Finding, cause: Finding) -> bool:
@@ -389,7 +395,8 @@ def is_in_change(effect: Finding, cause: Finding) -> bool:
 
     The change is told with the levels of the moment, and with its end.
     """
-    if not _share_line(effect, cause) or not cause.begin_ns <= effect.begin_ns <= cause.end_ns:
+    is_within = cause.begin_ns <= effect.begin_ns <= cause.end_ns
+    if not _share_line(effect, cause) or not (is_within or _begins_near(effect, cause)):
         return False
     return cause.evidence["after_s"] - cause.evidence["before_s"] >= effect.evidence["added_s"] / 2
 
