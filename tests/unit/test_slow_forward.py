@@ -96,7 +96,11 @@ def test_a_rank_with_more_to_do_is_not_slow(tmp_path: Path) -> None:
     (uneven,) = find_named(folder, "uneven_batches")
     assert uneven.headline == "Rank 1 gets 2.0 times the tokens of the other rank, which waits for it"
     assert (uneven.ranks, uneven.step) == ((1,), SINCE)
-    assert uneven.evidence["forward_s"] - uneven.evidence["others_s"] == pytest.approx(LATE_NS / 1e9, abs=0.005)
+    forward_s, others_s, backward_s = (uneven.evidence[name] for name in ("forward_s", "others_s", "backward_s"))
+    assert forward_s - others_s == pytest.approx(LATE_NS / 1e9, abs=0.005)
+    lost_s = (forward_s - others_s) * (1 + backward_s / forward_s) / 2
+    assert uneven.cost == pytest.approx(lost_s / uneven.evidence["iteration_s"], rel=0.15)
+    assert "They wait as long a part of its backward" in uneven.details
 
 
 def test_more_work_that_takes_turns_or_no_longer_is_not_told(tmp_path: Path) -> None:

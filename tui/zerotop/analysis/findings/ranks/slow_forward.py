@@ -49,7 +49,7 @@ _UNEVEN = FindingKind(
     details=(
         "In steps {first_step} to {last_step} its batches have {size:,.0f} {unit}, those of {others} {others_size:,.0f}"
         " (medians). Its forward takes {forward_s:seconds}, that of {others} {others_s:seconds}, {clock}; an iteration takes"
-        " {iteration_s:seconds}."
+        " {iteration_s:seconds}.[ They wait as long a part of its backward, {backward_s:seconds}, too.]"
     ),
     advice=(
         "Deal examples of similar length out to the ranks in turn. Where they are sorted or grouped by length, do so within"
@@ -222,12 +222,18 @@ def _build_uneven(group: Group, examined: Sequence[_Step]) -> Finding:
     sizes = {one: float(np.median(get_batch_sizes(rows))) for one, rows in each.items()}
     others_size = float(np.median([size for one, size in sizes.items() if one is not process]))
     is_pair = len(group.processes) == 2
+    evidence, backward_times = {"size": sizes[process]}, 0.0
+    if not process.is_on_gpu:  # on the host it is not known how long a GPU works
+        forward_s, backward_s = (float(np.nanmedian(each[process][name])) for name in ("forward_s", "backward_s"))
+        if backward_s > 0:
+            evidence["backward_s"], backward_times = backward_s, backward_s / forward_s
     return _build(
         _UNEVEN,
         process,
         each,
         examined,
-        {"size": sizes[process]},
+        evidence,
+        (1 + backward_times) * (1 - 1 / len(group.processes)),  # dealt out evenly, it and the others would take the mean
         times=sizes[process] / others_size,
         others="the other rank" if is_pair else "the others",
         wait="waits" if is_pair else "wait",
@@ -250,9 +256,13 @@ def _build(
     each: dict[Process, Rows],
     examined: Sequence[_Step],
     evidence: dict[str, float],
+    loss_times: float = 1.0,
     **values: Any,
 ) -> Finding:
-    """Return a finding about the rank that takes longest, with the times that both kinds tell."""
+    """Return a finding about the rank that takes longest, with the times that both kinds tell.
+
+    An iteration loses ``loss_times`` of what its forward takes longer.
+    """
     iterations, numbers = _measure_iterations(list(each.values())), np.arange(examined[0].number, examined[-1].number + 1)
     every = _measure_iterations([_select_rows(one, numbers) for one in each])
     longest, second = (
@@ -264,7 +274,7 @@ def _build(
         each[process],
         {"forward_s": longest.seconds, "others_s": second.seconds, "iteration_s": longest.iteration_s, **evidence},
         known_ns=max(one.known_ns for one in examined),
-        cost=longest.share - second.share,
+        cost=loss_times * (longest.share - second.share),
         clock="measured on the GPU" if process.is_on_gpu else "measured on the host",
         **values,
     )
