@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 from zerotop_probe.inside.stacks.callees import find_slow_line
@@ -79,6 +80,10 @@ def work(known, log, words, tensor):  # type: ignore[no-untyped-def]
     text = json.dumps(joined)
     for word in words:
         text.encode(word)
+    np.array(words)
+    joined = known + known
+    np.array(joined)
+    np.zeros(count)
 
 
 def find_lines(instruction: str, line: int) -> set[int | None]:
@@ -105,6 +110,9 @@ def find_lines(instruction: str, line: int) -> set[int | None]:
         ("CALL", 11, 11),
         ("JUMP", 11, 11),
         ("RESUME", 0, None),
+        ("CALL", 12, 12),
+        ("CALL", 14, None),  # it, or the sum before
+        ("CALL", 15, None),
     ],
 )
 def test_the_line_that_kept_the_lock(instruction: str, line: int, slow: int | None) -> None:

@@ -27,6 +27,8 @@ _INTERRUPTED = ("CALL", "PRECALL", "RESUME", "JUMP_BACKWARD", "POP_JUMP_BACKWARD
 _SLOW = ("BINARY", "INPLACE", "CONTAINS", "COMPARE", "BUILD_STRING", "FORMAT", "LIST_EXTEND", "SET_UPDATE", "DICT", "DELETE")
 _QUICK = {"len", "isinstance", "append", "get", "keys", "values", "items", "id", "type", "getattr", "hasattr", "iter"}
 _LETTING_IN = ("torch.", "numpy.", "time.", "zlib.", "os.", "posix.")
+# Functions of these that read Python's objects one by one before.
+_READING = {"numpy.array", "numpy.asarray", "numpy.fromiter", "torch.tensor", "torch.as_tensor"}
 # Instructions at which a loop begins again, and those after which the next one is not run.
 _LETTING = ("RESUME", "YIELD", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "FOR_ITER")
 _LEAVING = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
@@ -86,7 +88,7 @@ def find_slow_line(code: CodeType, offset: int, names: Mapping[str, Any]) -> int
     if steps[index].opname.startswith(("CALL", "PRECALL")):
         callee = find_callee(code, offset, names)
         if callee.startswith(_LETTING_IN):
-            return None
+            return own if callee in _READING and not others else None
         if not _is_quick(callee):
             return own if "." in callee or callee in vars(builtins) or not others else None
     elif not slow and offset < _BEGIN:
