@@ -7,14 +7,19 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from zerotop_probe.inside.stacks import lock_wait
 from zerotop_probe.inside.stacks.callees import find_slow_line
 from zerotop_probe.inside.stacks.frames import Stack, StackReader
 from zerotop_probe.inside.stacks.paths import PathNames
+from zerotop_probe.outside.sampling.thread_sampler import has_schedstat
 from zerotop_probe.recording.interruptions import OWN_FOLDER
 
 # Prints the share of the samples in a line that gives the lock away for a moment, after one that keeps it for long.
@@ -49,6 +54,39 @@ print(lines.count(work.__code__.co_firstlineno + 2) / len(lines))
 def test_the_line_after_the_one_that_kept_the_lock_is_not_named() -> None:
     done = subprocess.run([sys.executable, "-c", SAMPLED], check=True, capture_output=True, text=True)
     assert float(done.stdout) < 0.6  # all, if each sample counts
+
+
+@pytest.mark.parametrize(("core_wait_ms", "is_late"), [(0, True), (30, False)])
+def test_a_wait_for_a_core_is_none_for_the_lock(core_wait_ms: int, is_late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a wait that ends 30 ms late."""
+    waits, lock = iter([0, core_wait_ms * 10**6]), lock_wait.LockWait()
+    times = iter([0, 31 * 10**6])
+    monkeypatch.setattr(lock_wait, "now", lambda: next(times))
+    monkeypatch.setattr(lock_wait, "CoreWait", lambda: SimpleNamespace(read_ns=lambda: next(waits)))
+    lock.wait(threading.Event(), 0.001, is_prompt=False)
+    assert (lock.is_misleading, lock.is_late) == (False, is_late)
+
+
+def test_the_wait_for_a_core_is_measured_without_giving_the_lock_away() -> None:
+    """The thread shares one core with a process that computes."""
+    waited: list[float] = []
+    core = min(os.sched_getaffinity(0))
+    spin = "import os, time\nos.sched_setaffinity(0, {%d})\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
+
+    def share_core() -> None:
+        os.sched_setaffinity(0, {core})
+        read = lock_wait.CoreWait().read_ns
+        begin_ns, end_s = read(), time.monotonic() + 20
+        while read() < begin_ns + 50 * 10**6 and time.monotonic() < end_s:
+            sum(range(1000))
+        waited.append((read() - begin_ns) / 1e6)
+
+    with subprocess.Popen([sys.executable, "-c", spin % core]) as busy:
+        thread = threading.Thread(target=share_core)
+        thread.start()
+        thread.join()
+        busy.kill()
+    assert waited[0] >= 50 or not has_schedstat()
 
 
 def test_a_late_sample_in_the_probe_shows_the_line_that_called_it() -> None:
