@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ from agents import wait_for
 from loop_runs import torch_version
 from zerotop.analysis.findings import Finding, detect_findings
 from zerotop.analysis.findings.support.causes import causes, host_causes, loader_causes
+from zerotop.analysis.findings.support.causes.gpu_causes import check_slower_clock
 from zerotop.analysis.findings.support.causes.host_causes import may_be_noise
+from zerotop.analysis.findings.support.causes.step_change import StepChange
 from zerotop.analysis.findings.support.host_load import CoreLoad, ThreadUse
 from zerotop.recording.reader import Recording
 from zerotop_probe.outside import procfs
@@ -601,3 +604,19 @@ def test_cores_that_the_jobs_own_processes_take(tmp_path: Path, library: list[tu
         file.write(json.dumps({"event": "stacks", **times, **facts, "frames": frames, "stacks": stacks}) + "\n")
     details = [str(finding.details) for finding in planted.find_named("iteration_shift")]
     assert any(who in detail for detail in details), details
+
+
+@pytest.mark.parametrize(("busy_after", "told"), [(0.95, True), (0.1, False), (float("nan"), True)])
+def test_a_clock_that_falls_as_the_gpu_has_less_to_do_is_no_cause(busy_after: float, told: bool) -> None:
+    def make_samples(mhz: float) -> SimpleNamespace:
+        return SimpleNamespace(rows=np.array([(mhz,)] * 5, dtype=[("sm_clock_mhz", "f8")]))
+
+    change = SimpleNamespace(
+        process=SimpleNamespace(gpu_samples=None),
+        read_samples=lambda records: (make_samples(1980), make_samples(600)),
+        before=np.array([(0.1,)] * 5, dtype=[("iteration_s", "f8")]),
+        added_s=0.2,
+        measure_gpu_uses=lambda process: (0.9, busy_after),
+    )
+    cause = check_slower_clock(cast(StepChange, change))
+    assert (cause is not None and "from 1980 to 600 MHz" in cause.text) is told

@@ -16,6 +16,8 @@ from zerotop_probe.recording import events
 _POWER_CAP = 0x04
 # A smaller drop of the clock is usual variation.
 _CLOCK_SHARE = 0.05
+# A GPU that computes at a lower clock is busy as long, or longer. The share of the time by which its use may vary.
+_IDLER_SHARE = 0.1
 # The share of a slowdown that a clock must explain: kernels take longer by as much as it falls, at most.
 _EXPLAINED_SHARE = 0.5
 # How long a finding waits for a sample of the processes' GPU use (ns), which is taken once a second.
@@ -53,6 +55,9 @@ def check_slower_clock(change: StepChange) -> Cause | None:
     before, after = _read_clocks(*samples)
     # An unknown clock is NaN, which compares false.
     if not after < (1 - _CLOCK_SHARE) * before or not _explains_change(change, before, after):
+        return None
+    busy_before, busy_after = change.measure_gpu_uses(change.process)
+    if busy_after < busy_before - _IDLER_SHARE:  # its clock falls because it has less to do
         return None
     return Cause(f"the SM clock fell from {before:.0f} to {after:.0f} MHz", *_CLOCK, 0.7)
 
