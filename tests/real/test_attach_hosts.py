@@ -6,7 +6,8 @@ import base64
 import json
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -35,22 +36,12 @@ pytestmark = [
 OPTIONS = ("--stage", "3", "--offload")
 
 
-@pytest.fixture(scope="module")
-def counted_alone(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
-    """The ranks' own counts of a job that nobody attaches to."""
-    folder = tmp_path_factory.mktemp("alone")
-    with ExitStack() as stack:
-        processes = start_training(cluster, folder, stack)
-        assert [wait_for_exit(process, TIMEOUT_S) for process in processes] == [0, 0]
-    return [read_counted(folder, number) for number in (0, 1)]
-
-
-def start_training(cluster: Cluster, folder: Path, stack: ExitStack) -> list[subprocess.Popen[bytes]]:
+def start_training(cluster: Cluster, folder: Path, stack: ExitStack, *options: str) -> list[subprocess.Popen[bytes]]:
     """A job of one rank on each node, as DeepSpeed's launcher starts it through pdsh."""
     world = json.dumps({node.name: [0] for node in cluster.nodes})
     told = ["--world_info", base64.urlsafe_b64encode(world.encode()).decode(), "--master_port", PORT]
     told += ["--master_addr", cluster.nodes[0].address]
-    script = [str(LOOPS / "hand_written.py"), *OPTIONS, "--steps", "1500"]
+    script = [str(LOOPS / "hand_written.py"), *OPTIONS, *options]
     processes = []
     for number, node in enumerate(cluster.nodes):
         command = [sys.executable, "-m", "deepspeed.launcher.launch", "--node_rank", str(number), *told, *script]
@@ -60,6 +51,19 @@ def start_training(cluster: Cluster, folder: Path, stack: ExitStack) -> list[sub
         stack.callback(processes[-1].kill)
         stack.callback(node.run_command, "pkill", "-KILL", "-f", "hand_written.py")
     return processes
+
+
+@contextmanager
+def train_until_done(cluster: Cluster, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A job that ends, as it would by itself, when the test is done with it. It still runs then."""
+    with ExitStack() as stack:
+        processes = start_training(
+            cluster, folder, stack, "--steps", "20000", "--pause", "0.05", "--until", str(folder / "done")
+        )
+        yield processes
+        assert [process.poll() for process in processes] == [None, None]
+        (folder / "done").touch()
+        assert [wait_for_exit(process, TIMEOUT_S) for process in processes] == [0, 0]
 
 
 def count_written(recording: Path, pattern: str) -> int:
@@ -82,19 +86,24 @@ def wait_until_entered(recording: Path, count: int) -> None:
     wait_for(lambda: all(sum(size > 5000 for size in read_sizes(number)) == count for number in (0, 1)), 60.0)
 
 
-def trained_alike(folder: Path, alone: list[dict[str, object]]) -> bool:
-    """Whether all losses, and the weights and classes at the end, are those of the job that nobody attached to."""
-    names = ("losses", "weights", "strange_methods")
+def trains_alike_alone(cluster: Cluster, folder: Path) -> bool:
+    """Whether a job that nobody attaches to has the losses in as many steps, and the weights and classes at the end."""
     own = [read_counted(folder, number) for number in (0, 1)]
-    return all(here[name] == there[name] for here, there in zip(own, alone, strict=True) for name in names)
+    alone = folder / "alone"
+    alone.mkdir()
+    with ExitStack() as stack:
+        processes = start_training(cluster, alone, stack, "--steps", str(own[0]["global_steps"]))
+        assert [wait_for_exit(process, TIMEOUT_S) for process in processes] == [0, 0]
+    names = ("losses", "weights", "strange_methods")
+    others = [read_counted(alone, number) for number in (0, 1)]
+    return all(here[name] == there[name] for here, there in zip(own, others, strict=True) for name in names)
 
 
 def test_both_nodes_of_a_deepspeed_job_are_entered_recorded_in_one_recording_and_left(
-    cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path, counted_alone: list[dict[str, object]]
+    cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path
 ) -> None:
     recording = tmp_path / "recording"
-    with ExitStack() as stack:
-        processes = start_training(cluster, tmp_path, stack)
+    with train_until_done(cluster, tmp_path) as processes:
         with attach_zerotop(
             call_zerotop, cluster, tmp_path, "--hosts", "job", "--enter", "--recording", str(recording)
         ) as messages:
@@ -108,8 +117,6 @@ def test_both_nodes_of_a_deepspeed_job_are_entered_recorded_in_one_recording_and
         assert done.returncode == 0, done.stderr + done.stdout
         assert "on zt-node-2" in done.stdout
         wait_for(lambda: [list_samplers(node) for node in cluster.nodes] == ["", ""])
-        assert [process.poll() for process in processes] == [None, None]
-        assert [wait_for_exit(process, TIMEOUT_S) for process in processes] == [0, 0]
     for number in (0, 1):
         rank, own = Rank(recording, number), read_counted(tmp_path, number)
         assert not rank.find_events("probe_error")
@@ -118,7 +125,7 @@ def test_both_nodes_of_a_deepspeed_job_are_entered_recorded_in_one_recording_and
         assert len(steps) > 3
         assert steps.tolist() == list(range(int(steps[0]), int(steps[0]) + len(steps)))
         assert int(steps[-1]) < int(str(own["global_steps"]))
-    assert trained_alike(tmp_path, counted_alone)
+    assert trains_alike_alone(cluster, tmp_path)
     recorded = Recording.open(recording)
     assert recorded.is_over
     view = RecordingSource(recorded).view_at(None)
@@ -128,11 +135,10 @@ def test_both_nodes_of_a_deepspeed_job_are_entered_recorded_in_one_recording_and
 
 
 def test_a_job_of_two_nodes_that_is_entered_left_and_entered_again_trains_as_if_alone(
-    cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path, counted_alone: list[dict[str, object]]
+    cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path
 ) -> None:
     recording = None
-    with ExitStack() as stack:
-        processes = start_training(cluster, tmp_path, stack)
+    with train_until_done(cluster, tmp_path) as processes:
         for count in (1, 2):
             with attach_zerotop(
                 call_zerotop, cluster, tmp_path, "--hosts", "job", "--enter", recording=recording
@@ -146,12 +152,11 @@ def test_a_job_of_two_nodes_that_is_entered_left_and_entered_again_trains_as_if_
                 assert again.stderr == "zerotop: The live screen needs a terminal; --headless records without one\n"
                 assert [list_samplers(node).count("--watch") for node in cluster.nodes] == [1, 1]
                 assert [len(list(recording.glob(f"spans-rank{number}-*"))) for number in (0, 1)] == [count, count]
-        assert [wait_for_exit(process, TIMEOUT_S) for process in processes] == [0, 0]
     assert recording is not None
     names = [event.event_name for event in Recording.open(recording).events]
     said = [name for name in names if name in ("entered", "left", "probe_error")]
     assert sorted(said) == ["entered"] * 4 + ["left"] * 4
-    assert trained_alike(tmp_path, counted_alone)
+    assert trains_alike_alone(cluster, tmp_path)
 
 
 @pytest.mark.usefixtures("cluster_job")

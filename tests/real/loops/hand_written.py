@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import time
 
 import deepspeed
 import torch
@@ -77,6 +78,7 @@ def parse_options():
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds after each step, in which others have the cores")
     parser.add_argument("--until", help="end before --steps, once this file is there, all ranks after the same step")
     parser.add_argument("--direct", action="store_true", help="loss.backward() instead of engine.backward(loss)")
     parser.add_argument("--evaluate-every", type=int, default=0)
@@ -159,6 +161,7 @@ class Loop:
                 self.engine.save_checkpoint(options.checkpoint)
             if options.checkpoint and number == options.steps // 2:
                 torch.save(self.engine.module.state_dict(), f"{options.checkpoint}-{self.engine.global_rank}.pt")
+            time.sleep(options.pause)
             if self.is_to_end():
                 break
         if options.checkpoint:
