@@ -59,10 +59,10 @@ def test_the_line_after_the_one_that_kept_the_lock_is_not_named() -> None:
 @pytest.mark.parametrize(("core_wait_ms", "is_late"), [(0, True), (30, False)])
 def test_a_wait_for_a_core_is_none_for_the_lock(core_wait_ms: int, is_late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a wait that ends 30 ms late."""
-    waits, lock = iter([0, core_wait_ms * 10**6]), lock_wait.LockWait()
-    times = iter([0, 31 * 10**6])
+    waits, times = iter([0, core_wait_ms * 10**6]), iter([0, 31 * 10**6])
     monkeypatch.setattr(lock_wait, "now", lambda: next(times))
     monkeypatch.setattr(lock_wait, "CoreWait", lambda: SimpleNamespace(read_ns=lambda: next(waits)))
+    lock = lock_wait.LockWait()
     lock.wait(threading.Event(), 0.001, is_prompt=False)
     assert (lock.is_misleading, lock.is_late) == (False, is_late)
 

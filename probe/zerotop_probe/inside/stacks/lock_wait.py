@@ -14,7 +14,7 @@ from zerotop_probe.inside.interpreter.prompt_lock import SHORT_S, wait_promptly
 _AWAKE_NS = 200_000
 # One that asks for the lock when the switch interval is over gets it within this time (ns) from code in Python.
 _PASSED_ON_NS = 100_000
-_SCHEDULING = "/proc/thread-self/schedstat"
+_SCHEDULING = b"/proc/thread-self/schedstat"
 
 
 class LockWait:
@@ -28,12 +28,10 @@ class LockWait:
 
     def __init__(self) -> None:
         self._waited_ns = self._interval_ns = 0
-        self._core_wait: CoreWait | None = None
+        self._core_wait = CoreWait()
 
     def wait(self, event: threading.Event, seconds: float, *, is_prompt: bool) -> bool:
-        """Wait as ``event.wait`` does, each time in the same thread; ``is_prompt``: see ``wait_promptly``."""
-        if self._core_wait is None:
-            self._core_wait = CoreWait()
+        """Wait as ``event.wait`` does; ``is_prompt``: see ``wait_promptly``."""
         core_wait_ns = self._core_wait.read_ns()
         interval_s, due_ns = sys.getswitchinterval(), now() + round(seconds * 1e9)
         is_set = wait_promptly(event, seconds) if is_prompt else event.wait(seconds)
@@ -55,28 +53,27 @@ class LockWait:
 
 
 class CoreWait:
-    """How long the thread that made it has been runnable without a core.
+    """How long the present thread has been runnable without a core.
 
-    Reading keeps Python's lock: the training thread would go on otherwise, before its stack is read.
+    Reading keeps Python's lock: the training thread would go on otherwise, before its stack is read. No file stays open,
+    whose number the job might close and use for its own.
     """
 
     def __init__(self) -> None:
-        self._file, self._read = -1, None
-        with suppress(ImportError, OSError, AttributeError):
+        self._libc = None
+        with suppress(ImportError, OSError):
             import ctypes  # not every Python has it
 
-            self._read, self._buffer = ctypes.PyDLL(None).pread, ctypes.create_string_buffer(64)
-            self._read.argtypes = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long
-            self._file = os.open(_SCHEDULING, os.O_RDONLY | os.O_CLOEXEC)
+            self._libc, self._buffer = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
 
     def read_ns(self) -> int:
         """Return the nanoseconds since the thread began; 0 if that is unknown."""
-        if self._read is None or self._file < 0:
+        if self._libc is None:
             return 0
-        count = self._read(self._file, self._buffer, len(self._buffer), 0)
+        file = self._libc.open(_SCHEDULING, os.O_RDONLY | os.O_CLOEXEC)
+        if file < 0:
+            return 0
+        count = self._libc.read(file, self._buffer, len(self._buffer))
+        self._libc.close(file)
         parts = self._buffer.raw[: max(count, 0)].split()
         return int(parts[1]) if len(parts) > 1 else 0
-
-    def __del__(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
