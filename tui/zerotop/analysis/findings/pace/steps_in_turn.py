@@ -67,13 +67,10 @@ _FEWEST_PHASED = 3
 _APART = {"checkpoint_s": "checkpoint_s", "eval_s": "evaluation_s"}
 # Shares of the turns that are long since the first one, and before.
 _MOST_TURNS, _FEW_TURNS = 0.9, 1 / 3
-
-
+_ENDED_HEADLINE = "In steps {step} to {until_step:.0f}, one of {period:.0f} iterations took {pause_s:seconds} longer"
+# The words of its texts while it lasts, and once it has ended.
 _LASTS = {"takes": "takes", "take": "take", "grows": "grows", "is_": "is"}
 _ENDED = {"takes": "took", "take": "took", "grows": "grew", "is_": "was"}
-
-
-_ENDED_HEADLINE = "In steps {step} to {until_step:.0f}, one of {period:.0f} iterations took {pause_s:seconds} longer"
 
 
 class _Turns(NamedTuple):
