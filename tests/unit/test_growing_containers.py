@@ -8,10 +8,11 @@ import json
 import sys
 import weakref
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -53,6 +54,14 @@ def _own_objects() -> None:
     gc.freeze()
 
 
+class Entry(NamedTuple):
+    state: torch.Tensor
+    step: int
+
+    def __iter__(self) -> Any:
+        raise AssertionError("code of the job")
+
+
 class Store:
     def __init__(self) -> None:
         self.items: list[Any] = list(range(10))
@@ -89,6 +98,7 @@ class Refusing(metaclass=Unruly):
     [
         (list(range(8)), [torch.zeros(1 << 18) for _ in range(6)], 6 * MIB, "Tensor"),
         (list(range(8)), [(step, {"x": np.zeros(1 << 17)}) for step in range(6)], 6 * MIB, "tuple"),
+        (deque(range(8), 99), [Entry(torch.zeros(1 << 18), step) for step in range(6)], 6 * MIB, "Entry"),
         (list(range(8)), [[b"x" * 1024] * 1 + [bytes(1024) for _ in range(1023)] for _ in range(6)], 6 * MIB, "list"),
         (deque(range(8)), [bytes(MIB) for _ in range(20)], 20 * MIB, "bytes"),
         (set(range(8)), [bytes([byte]) * MIB for byte in range(8)], None, ""),
@@ -156,6 +166,19 @@ def test_memory_shared_by_two_entries_counts_once() -> None:
     kept.extend((step, shared, shared[: 1 << 10]) for step in range(10))  # type: ignore[misc]
     (growth,) = [one for one in find_growing(before) if one.container is kept]
     assert growth.added_bytes == pytest.approx(MIB, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("rows", "of", "viewed"),
+    [((1,), 8, True), (range(8), 8, False), ((1, 2), 1, False)],
+    ids=["one row of each batch", "all rows", "rows of one block"],
+)
+def test_views_that_keep_larger_memory(rows: Sequence[int], of: int, viewed: bool) -> None:
+    batches, kept = [torch.zeros(8, 1 << 15) for _ in range(of)], deque(range(8), 500)
+    before = measure_lengths()
+    kept.extend(Entry(batch[row], row) for batch in batches for row in rows)  # type: ignore[misc]
+    (growth,) = [one for one in find_growing(before) if one.container is kept]
+    assert growth.viewed_bytes == (len(rows) * of * (1 << 17) if viewed else 0)
 
 
 def test_nothing_is_kept_alive() -> None:
@@ -320,6 +343,18 @@ ADDS = {"added_file": "train.py", "added_line": 42, "added_function": "rank.<loc
         ),
         ({"name": "a\x1b[31m"}, " a step on ", "", SNAPSHOTS),
         (
+            {"kind": "deque", "limit": 200, "added_bytes": 40 * MIB},
+            " in 'losses' on ranks 0 and 1",
+            "grew from 90 to 100 entries, of at most 200.",
+            "",
+        ),
+        (
+            {"added_bytes": 40 * MIB, "viewed_bytes": 2 * MIB, **ADDS},
+            " in 'losses' on ranks 0 and 1",
+            "train.py:42 adds to it",
+            "train.py:42",
+        ),
+        (
             {"kind": "lru_cache", "limit": 100_000, "added_bytes": 40 * MIB, "added_file": "train.py", "added_line": 9},
             " in 'losses' on ",
             "grew from 90 to 100 entries, of at most 100,000: train.py:9 defines it.",
@@ -349,6 +384,7 @@ def test_the_finding_names_the_container(
         "end_ns": before.detected_ns - source.offset_ns - S,
     }
     event = {"event": "growing_containers", **times, "first_step": 3, "last_step": 9, "containers": [container | facts]}
+    event |= {"grown_bytes": 60 * MIB}
     check_event(event)
     with path.open("a") as file:
         file.write(json.dumps(event) + "\n")
@@ -357,6 +393,7 @@ def test_the_finding_names_the_container(
     assert headline in finding.headline
     assert details in finding.details
     assert finding.fix == fix
+    assert ("views that show 2.0 MiB of the 40.0 MiB" in finding.advice) is ("viewed_bytes" in facts)
     ends_itself = "limit" in facts and facts["limit"] < 1000
     assert finding.severity.value == ("info" if ends_itself else "warning")
     assert ("; full near step " in finding.headline) is not ends_itself

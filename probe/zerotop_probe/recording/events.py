@@ -563,7 +563,8 @@ class GrownContainer(VariableFacts):
     added: int  # added entries
     added_bytes: int | None  # estimate of the host memory that the added entries hold
     entry: str | None  # type of the newest entry
-    limit: int | None  # the most entries that it can hold, of an lru_cache; absent of others
+    limit: int | None  # the most entries that it can hold, of an lru_cache or deque; absent of others
+    viewed_bytes: int | None  # what the added tensors show of larger memory that they keep; absent if they are no views
     keeps_graph: bool | None  # whether entries are tensors in host memory with the graph that computed them
 
 

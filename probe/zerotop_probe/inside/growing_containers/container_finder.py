@@ -12,7 +12,13 @@ from types import FrameType, FunctionType
 from typing import Any
 
 from zerotop_probe.inside.budget import read_budget
-from zerotop_probe.inside.growing_containers.containers import ContainerGrowth, find_growing, measure_lengths, read_limit
+from zerotop_probe.inside.growing_containers.containers import (
+    CACHED,
+    ContainerGrowth,
+    find_growing,
+    measure_lengths,
+    read_limit,
+)
 from zerotop_probe.inside.growing_containers.host_watch import (
     HostReading,
     HostWatch,
@@ -113,7 +119,7 @@ class ContainerFinder:
 
 def find_lines(place: OwnerPlace, container: Any, frame: FrameType, paths: PathNames) -> list[OwnPlace]:
     """Return where the job's own code adds to a container; of a cache, the line that defines its function."""
-    if read_limit(container) is None:
+    if type(container) is not CACHED or read_limit(container) is None:
         return place.find_additions(frame, paths)
     function = object.__getattribute__(container, "__dict__").get("__wrapped__")
     code = function.__code__ if type(function) is FunctionType else None
@@ -123,10 +129,11 @@ def find_lines(place: OwnerPlace, container: Any, frame: FrameType, paths: PathN
 
 def _describe_container(place: OwnerPlace, growth: ContainerGrowth, lines: list[OwnPlace]) -> dict[str, Any]:
     limit = read_limit(growth.container)
-    kind = type(growth.container).__name__ if limit is None else "lru_cache"
+    kind = "lru_cache" if type(growth.container) is CACHED and limit is not None else type(growth.container).__name__
     facts = {"kind": kind, "length": growth.length, "added": growth.added}
     facts |= {"added_bytes": growth.added_bytes, "entry": growth.entry, "keeps_graph": growth.keeps_graph}
     facts |= {"limit": limit} if limit is not None else {}
+    facts |= {"viewed_bytes": growth.viewed_bytes} if growth.viewed_bytes else {}
     if len(lines) == 1:
         facts |= {"added_file": lines[0].file, "added_line": lines[0].line, "added_function": lines[0].function}
     return {**place._asdict(), **facts}

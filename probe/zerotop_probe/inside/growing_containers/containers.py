@@ -21,6 +21,8 @@ _BUILT_IN = (str, bytes, bytearray, int, float, complex, list, tuple, dict, set,
 _MOST_MEASURED, _LEAST_LENGTH = 100, 4
 _MOST_ENTRIES = 16
 _MOST_WITHIN = 64
+# So many blocks of memory at least are kept by views that are told: not one, of all data, that is there anyway.
+_FEWEST_VIEWED = 3
 _MOST_VALUES = 5000
 CACHED = type(lru_cache(maxsize=None)(int))
 """The type of functions with an lru_cache. Without a limit it keeps its results in a dict, which the collector lists."""
@@ -49,6 +51,7 @@ class ContainerGrowth(NamedTuple):
     added_bytes: int  # estimated, of host memory
     entry: str  # name of the type of the newest entry
     keeps_graph: bool  # an entry is a tensor with the graph that has computed it
+    viewed_bytes: int  # of added_bytes, what tensors show that are views of larger memory and keep all of that; 0 for none
 
 
 def measure_lengths(untracked: Iterable[Any] = ()) -> dict[int, int]:
@@ -65,7 +68,9 @@ def measure_length(container: Any) -> int:
 
 
 def read_limit(container: Any) -> int | None:
-    """Return the limit of a cache; None for other containers, and without one."""
+    """Return the most entries of a cache or deque; None for other containers, and without a limit."""
+    if type(container) is deque:
+        return container.maxlen
     return CACHED.cache_info(container).maxsize if type(container) is CACHED else None
 
 
@@ -95,10 +100,11 @@ def _list_containers() -> list[Any]:
 
 def _measure_growth(container: Any, added: int) -> ContainerGrowth:
     newest = _read_newest(container, min(added, _MOST_ENTRIES))
-    size, keeps_graph = _measure_entries(newest)
+    size, keeps_graph, viewed = _measure_entries(newest)
     name = type(newest[0]).__name__ if newest else ""
-    added_bytes = round(size * added / max(1, len(newest)))
-    return ContainerGrowth(container, measure_length(container), added, added_bytes, name, keeps_graph)
+    times = added / max(1, len(newest))
+    length, added_bytes = measure_length(container), round(size * times)
+    return ContainerGrowth(container, length, added, added_bytes, name, keeps_graph, round(viewed * times))
 
 
 def _read_newest(container: Any, count: int) -> list[Any]:
@@ -121,17 +127,19 @@ def _read_results(cached: Any) -> list[Any]:
     return [result for result, kind in zip(held, held[1:]) if kind is _LINK][: measure_length(cached)]
 
 
-def _measure_entries(entries: list[Any]) -> tuple[float, bool]:
-    """Return about how much host memory entries hold, and whether one is a tensor that keeps its graph.
+def _measure_entries(entries: list[Any]) -> tuple[float, bool, float]:
+    """Return about how much host memory entries hold, whether one is a tensor that keeps its graph, and what views show.
 
-    Objects in two of them count once. In long nested lists, some entries stand for all.
+    Objects in two of them count once. In long nested lists, some entries stand for all. The last is 0 unless most of the
+    memory is that of several tensors of which views show at most half.
     """
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     tensors = (getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None))
     array = getattr(numpy, "ndarray", None)
     seen = {id(entry) for entry in entries}
     waiting = deque((entry, 1.0) for entry in entries)
-    size, keeps_graph = 0.0, False
+    size, keeps_graph, held, shown = 0.0, False, 0.0, 0.0
+    storages: set[int] = set()
     for _ in range(_MOST_VALUES):
         if not waiting:
             break
@@ -140,8 +148,9 @@ def _measure_entries(entries: list[Any]) -> tuple[float, bool]:
         if kind is tensors[0] or kind is tensors[1]:
             if value.device.type == "cpu":
                 storage = value.untyped_storage()
-                size += weight * storage.nbytes() * (storage.data_ptr() not in seen)
-                seen.add(storage.data_ptr())
+                new = weight * storage.nbytes() * (storage.data_ptr() not in storages)
+                size, held, shown = size + new, held + new, shown + weight * value.numel() * value.element_size()
+                storages.add(storage.data_ptr())
                 keeps_graph |= value.grad_fn is not None
         elif kind is array:
             size += weight * value.nbytes
@@ -152,7 +161,8 @@ def _measure_entries(entries: list[Any]) -> tuple[float, bool]:
                 if id(one) not in seen:
                     seen.add(id(one))
                     waiting.append((one, weight * count / len(within)))
-    return size, keeps_graph
+    is_viewed = len(storages) >= _FEWEST_VIEWED and shown <= held / 2 and held >= size / 2
+    return size, keeps_graph, shown if is_viewed else 0.0
 
 
 def _measure_shallowly(value: Any) -> int:
@@ -167,6 +177,8 @@ def _list_within(value: Any) -> tuple[list[Any], int]:
         return list(islice(value, _MOST_WITHIN)), len(value)
     if kind is dict or kind is OrderedDict or kind is defaultdict:
         return list(islice(value.values(), _MOST_WITHIN)), len(value)
+    if issubclass(kind, tuple):  # a named one; not by methods of its own
+        return list(islice(tuple.__iter__(value), _MOST_WITHIN)), tuple.__len__(value)
     try:
         attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:

@@ -13,6 +13,10 @@ from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
 
 _DETACH = "Keep only detached tensors in {name}, without the graph that computed them[, by this line after {after}]."
+_CLONE = (
+    "Keep copies in {name}, by clone(): its new tensors are views that show {viewed_bytes:bytes} of the {kept_bytes:bytes}"
+    " that they keep."
+)
 _KEEP_NUMBERS = "Keep numbers in {name}, not tensors[, by this line after {after}]."
 _KEEP_LESS = "Keep less in {name}, or clear it now and then."
 _KEEP_LAST = (
@@ -32,6 +36,8 @@ _DETAILS = (
 
 # A container that holds this share of what host memory grew by explains it: small objects take more than their own sizes.
 _NOTABLE = 0.3
+# Views keep memory alive that is new: it is at most so many times what the rank's has grown by.
+_NEW_TIMES = 2.0
 # A tensor in host memory of at most so many bytes has one element.
 _NUMBER_BYTES = 4
 _MODULE_CALL = "Module._call_impl"  # it calls forward() and the hooks of a module
@@ -48,6 +54,7 @@ class GrowingContainer(NamedTuple):
     explains_growth: bool  # its new entries hold most of what host memory grew by, or graphs
     fix: str
     rest_bytes: float | None  # what its remaining entries will hold, if their number has a limit
+    is_wasteful: bool  # its tensors are views that keep more memory than they show
     values: dict[str, Any]  # of the templates
 
     def name_in(self, kind: FindingKind) -> FindingKind:
@@ -94,7 +101,9 @@ def _read_container(process: Process, found: events.GrowingContainers) -> Growin
     if not all(text.isprintable() for text in (largest.name, largest.owner, largest.file, largest.kind, line or "")):
         return None
     name, keeps_graph, is_hook = largest.name, bool(largest.keeps_graph), _is_added_by_hook(process, largest, found.unix_ns)
-    limit = largest.limit
+    limit, is_cache, viewed = largest.limit, largest.kind == "lru_cache", largest.viewed_bytes
+    if viewed and (largest.added_bytes or 0) > _NEW_TIMES * (found.grown_bytes or 0):
+        viewed = None
     variable, last = _name_variable(largest), 10 ** (len(f"{largest.length - largest.added or largest.length}") - 1)
     holds_tensors = bool(variable) and largest.kind == "list" and largest.entry == "Tensor"
     values = {
@@ -105,16 +114,20 @@ def _read_container(process: Process, found: events.GrowingContainers) -> Growin
         "length": largest.length,
         "graph": ", tensors with the graph that computed them" if keeps_graph else "",
         "name": name,
-        "added": line if limit is None else None,
+        "added": line if not is_cache else None,
         "hook": ", in a hook" if is_hook else "",
-        "defined": line if limit is not None else None,
+        "defined": line if is_cache else None,
         "limit": limit,
         "kept_entries": last,
+        "viewed_bytes": viewed,
+        "kept_bytes": largest.added_bytes,
     }
     each = (largest.added_bytes or 0) / max(1, largest.added)
     holds_growth = (largest.added_bytes or 0) >= _NOTABLE * (found.grown_bytes or 0)
     advice, fix = _KEEP_LESS, ""  # code has brackets, as templates have
-    if limit is not None:
+    if viewed and not keeps_graph:
+        advice, fix = _CLONE, line or ""
+    elif is_cache and limit is not None:
         advice = "Keep fewer results in the cache of {name}: a maxsize below {limit:.0f}."
         fix = f"@functools.lru_cache(maxsize={limit // 2})"
     elif is_hook:
@@ -123,11 +136,11 @@ def _read_container(process: Process, found: events.GrowingContainers) -> Growin
         advice, method = (_KEEP_NUMBERS, "item") if _holds_numbers(largest) else (_DETACH, "detach")
         advice = f"{advice} {_KEEP_LESS}" if method == "detach" and found.grown_bytes and holds_growth else advice
         fix = f"{variable}[-1] = {variable}[-1].{method}()" if holds_tensors else line or ""
-    elif variable and largest.kind in _REMOVALS:
+    elif variable and largest.kind in _REMOVALS and limit is None:
         advice, fix = _KEEP_LAST, _REMOVALS[largest.kind].format(variable, last)
     rest = max(0, limit - largest.length) * each if limit is not None else None
     values |= {"keeping": fix or None, "after": line if fix != line else None}
-    return GrowingContainer(name, advice, keeps_graph or holds_growth, "[{keeping}]", rest, values)
+    return GrowingContainer(name, advice, keeps_graph or holds_growth, "[{keeping}]", rest, bool(viewed), values)
 
 
 def _name_variable(container: events.GrownContainer) -> str:

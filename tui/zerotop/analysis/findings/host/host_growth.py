@@ -394,8 +394,8 @@ def _build_finding(group: Group, news: _News) -> Finding:
     kind, container = _SHARED if is_shared else _KIND, held.container
     kind = container.name_in(kind) if container is not None else kind
     if container is not None and container.rest_bytes is not None and container.rest_bytes < (free or 0):
-        kind = kind.with_changes(severity=Severity.INFO)  # its limit ends it
-        evidence["last_step"] = None
+        evidence["last_step"] = None  # its limit ends it
+        kind = kind if container.is_wasteful else kind.with_changes(severity=Severity.INFO)
     if container is None and not is_shared and last_step is not None and _may_be_over(growth, last_step):
         kind, evidence["last_step"] = kind.with_changes(severity=Severity.INFO), None
     kind = _ENDED if has_ended else kind
