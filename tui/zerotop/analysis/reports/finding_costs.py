@@ -22,7 +22,7 @@ from zerotop.recording.steps.step_dtype import sum_training_s
 
 _SKIPPING = "skipping_ended", "steps_skipped"
 _SKIPPED = *_SKIPPING, "gradients_not_finite"
-_LONGER = "iteration_shift", "anomaly_mode", "profiler_on", "cache_emptied"
+_LONGER = "iteration_shift", "piled_threads", "anomaly_mode", "profiler_on", "cache_emptied"
 _STANDING = "hung_ranks", "rank_stopped"
 _FAR_TIMES = 2.0  # a share of each iteration is lost in no more than so many usual ones
 GROWING = ("memory_creep", "host_growth", "loader_growth")

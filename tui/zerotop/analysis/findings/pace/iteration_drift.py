@@ -26,6 +26,7 @@ from zerotop.analysis.findings.support.links import (
     grew_in_a_jump,
     is_by_growth,
     slowed_by_saves,
+    slowed_by_threads,
 )
 from zerotop.analysis.findings.support.steps.lost_time import Level, await_notable
 from zerotop.analysis.findings.support.thresholds import SHORTEST_ITERATION_S
@@ -46,7 +47,7 @@ _KIND = FindingKind(
     ),
     advice="{breakdown}",
     fix="{breakdown_fix}",
-    explained_by=(Kinds(slowed_by_saves, "checkpoint_pause"),),
+    explained_by=(Kinds(slowed_by_saves, "checkpoint_pause"), Kinds(slowed_by_threads, "piled_threads")),
     superseded_by=(
         Kinds(goes_on, "iteration_shift"),
         Kinds(grew_in_a_jump, "data_stall", "iteration_shift", "time_lost_in_line"),

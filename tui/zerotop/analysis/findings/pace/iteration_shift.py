@@ -31,6 +31,7 @@ from zerotop.analysis.findings.support.links import (
     is_told_of_mode,
     names_same_line,
     slowed_by_saves,
+    slowed_by_threads,
     waits_as_long,
 )
 from zerotop.analysis.findings.support.steps.lost_time import LEAST_COST, has_cost_little
@@ -54,6 +55,7 @@ _KIND = FindingKind(
         Kinds(waits_as_long, "slow_gpu"),
         Kinds(explains_shift, "iteration_drift", "throttled"),
         Kinds(slowed_by_saves, "checkpoint_pause"),
+        Kinds(slowed_by_threads, "piled_threads"),
     ),
     repeats=(Kinds(names_same_line, "time_lost_in_line"),),
     superseded_by=(

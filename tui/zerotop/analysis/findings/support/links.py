@@ -266,6 +266,12 @@ def begins_with_change(effect: Finding, cause: Finding) -> bool:
     return -_SAME_CHANGE_STEPS < effect.step - cause.step <= _SAME_CHANGE_STEPS + effect.evidence["period"]
 
 
+def slowed_by_threads(effect: Finding, cause: Finding) -> bool:
+    """Whether iterations became longer while a function's threads became more and more, which made them longer."""
+    is_slower = effect.evidence["after_s"] > effect.evidence["before_s"]
+    return is_slower and effect.confidence < _CERTAIN and cause.cost > 0 and begins_before(effect, cause)
+
+
 def slowed_by_saves(effect: Finding, cause: Finding) -> bool:
     """Whether iterations became longer, for no reason that is known, when frequent checkpoints began."""
     is_often = cause.severity is Severity.WARNING and effect.confidence < _CERTAIN

@@ -1,4 +1,4 @@
-"""Threads that a rank starts during the run, for example by ``torch.set_num_threads()``: no environment variable helps."""
+"""Threads that a rank starts during the run: of a library, as by ``torch.set_num_threads()``, or Python's own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,22 @@ import numpy as np
 from zerotop.analysis.findings.support.evidence import Process
 from zerotop.recording.moments.at import find_cores
 from zerotop.recording.samples import Samples
+from zerotop_probe.recording.events import BusyThread
 
 # The least number of new threads, also as a share of those that wait for a core: loaders and loggers start a few.
 _FEWEST, _WAITING_SHARE = 2, 0.5
 
+FEWEST_ALIKE = 3
+"""Python threads of one function that the job starts again and again."""
 ADVICE = "The script starts them in mid-run, for example by torch.set_num_threads(): set it to the rank's number of cores."
+
+
+class ThreadPlace(NamedTuple):
+    """The job's own function that a thread runs, and a line that was sampled in it."""
+
+    file: str
+    line: int
+    function: str
 
 
 class StartedThreads(NamedTuple):
@@ -42,3 +53,20 @@ def find_started_threads(before: Samples, after: Samples) -> StartedThreads | No
     if usual <= 0 or now - usual < max(_FEWEST, _WAITING_SHARE * waiting):
         return None
     return StartedThreads(usual, now)
+
+
+def find_outermost(event: BusyThread) -> ThreadPlace | None:
+    """Return where a thread's own code is called from: its function is what the thread runs; None if it has no own code."""
+    frames = event.frames
+    for stack in event.stacks:
+        own = [frames[number] for number in stack.frames if 0 <= number < len(frames) and frames[number].own]
+        if own and own[-1].file.isprintable() and own[-1].function.isprintable():
+            return ThreadPlace(own[-1].file, own[-1].line, own[-1].function)
+    return None
+
+
+def count_alike(process: Process, known_ns: int) -> int:
+    """Return how many threads were seen to compute in the same function of the job's own, the most of any."""
+    places = [find_outermost(event) for event in process.events_of(BusyThread) if event.unix_ns <= known_ns]
+    functions = [(place.file, place.function) for place in places if place is not None]
+    return max(map(functions.count, functions), default=0)

@@ -18,7 +18,7 @@ from zerotop.analysis.findings.support.host_load import (
     measure_worker_cores,
 )
 from zerotop.analysis.findings.support.started_processes import STARTED, find_start_of_processes
-from zerotop.analysis.findings.support.started_threads import ADVICE, find_started_threads
+from zerotop.analysis.findings.support.started_threads import ADVICE, FEWEST_ALIKE, count_alike, find_started_threads
 from zerotop.analysis.findings.support.thresholds import TAKEN_SHARE
 from zerotop.analysis.formatting import Text, format_count
 from zerotop.analysis.hangs.stacks import StackFrame
@@ -67,6 +67,8 @@ def check_crowding(change: StepChange) -> Cause | None:
     if after < 1 or after < 2 * before or _is_new_work(change):
         return None
     started, ranks = find_started_threads(*samples), len(change.group.processes_on(change.process.host))
+    if started is not None and count_alike(change.process, change.latest_ns) >= FEWEST_ALIKE:
+        return None  # Python's own threads, of which there is a finding
     if started is not None:
         text = f"the rank has {started.after} threads instead of {started.before}, and {after:.1f} of them wait for cores"
         return Cause(text, ADVICE, started.build_fix(change.process, ranks), 0.8, finding="crowded_cores")
