@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,9 +23,11 @@ from small_recording import BEGIN_NS, make_identity
 from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.analysis.findings import Finding, Severity, detect_findings
 from zerotop.analysis.findings.pace import repeated_pause, time_in_line
+from zerotop.analysis.findings.support import Process
 from zerotop.analysis.findings.support.causes.loader_causes import LoaderCause
+from zerotop.analysis.findings.support.lines import line_findings
 from zerotop.analysis.findings.support.lines.known_calls import find_known_call
-from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, StackLine, is_training, select_stacks
+from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay, StackLine, is_training, select_stacks
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
@@ -836,3 +839,18 @@ def test_wrappers_are_named_as_the_script_calls_them() -> None:
         "(calls torch.optim.Optimizer.step)"
     )
     assert CodeLine("train.py", 3, "main", ("tools.timed.<locals>.wrapper",)).text == "train.py:3 in main"
+
+
+@pytest.mark.parametrize(
+    ("where", "callees", "named"),
+    [
+        ("backward", ("torch.Tensor.backward", "run_backward"), False),
+        ("step", ("step", "sqrt"), False),
+        ("backward", ("torch.svd",), True),  # in a backward of the job's own
+        (BETWEEN, ("step",), True),  # of a scheduler
+    ],
+)
+def test_the_call_that_is_a_phase_is_no_cause(where: str, callees: tuple[str, ...], named: bool) -> None:
+    process = cast(Process, SimpleNamespace(is_on_gpu=False))
+    line = StackLine("train.py", 9, "train", callees, 1.0, 1.0, is_on_gpu=False)
+    assert line_findings.is_cause(line, Delay(process, where, 0, 1, 1)) is named

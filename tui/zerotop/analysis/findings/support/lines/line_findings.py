@@ -34,9 +34,15 @@ _OF_VALUES = frozenset(
 _MOST_SHARE = 0.5
 
 
+# Phases that are a call of the script.
+_CALLED = ("backward", "step")
+
+
 def is_cause(line: StackLine, delay: Delay) -> bool:
     """Whether the line itself takes the time, instead of waiting for a GPU that computes."""
     known = line.known_call
+    if delay.where in _CALLED and line.callees and line.callees[0].rpartition(".")[2] == delay.where:
+        return False  # the call that is the phase: what takes the time in it is not known
     if not delay.process.is_on_gpu:
         return True
     if line.is_new:
