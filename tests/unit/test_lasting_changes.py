@@ -781,3 +781,30 @@ def test_a_long_step_is_told_to_last_until_it_ends(name: str, ends: bool) -> Non
     assert ("not ended" in last.details) is not ends
     assert ended == ([last.known_ns] if ends else [])
     assert last.evidence["pause_s"] == pytest.approx((last.known_ns - last.begin_ns) / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("phases", "told"),
+    [
+        (("forward",), "Training goes on without optimizer steps since step 99: 20 s"),
+        (("forward", "backward"), "Step 100 has taken 20 s, others 16 ms"),
+        ((), "Step 100 has taken 20 s, others 16 ms"),
+    ],
+)
+def test_a_loop_that_skips_all_backwards_is_no_long_step(tmp_path: Path, phases: Sequence[str], told: str) -> None:
+    spans = []
+    for step in range(100):
+        at = 0.016 * step
+        spans += [make_span(at, at + 0.006, "forward", step), make_span(at + 0.006, at + 0.016, "step", step, BOUNDARY)]
+    for number in range(50):
+        at = 1.7 + 0.1 * number
+        spans += [make_span(at + 0.01 * index, at + 0.01 * (index + 1), phase, 100) for index, phase in enumerate(phases)]
+    write_table(tmp_path, SPANS, make_identity(0), *spans).close()
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    writer.write(0, events.Hello)
+    facts = {"step": 100, "last_step": 100, "begin_ns": 2 * S, "end_ns": 21 * S, "samples": 1, "frames": [], "stacks": []}
+    writer.write(round(21.6 * S), events.Stacks, where="unknown phase", why="silent", **facts)
+    writer.close()
+    (pause,) = find(tmp_path, long_pause.detect)
+    assert pause.headline == told
+    assert ("skips the backward" in pause.advice) is pause.headline.startswith("Training goes on")

@@ -13,7 +13,7 @@ import numpy as np
 
 from zerotop.analysis.code_line import read_line
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
-from zerotop.analysis.findings.support.links import Kinds, is_told_again
+from zerotop.analysis.findings.support.links import Kinds, is_told_again, skips_backwards
 from zerotop.analysis.findings.support.memory.phase_peaks import find_settled_peaks
 from zerotop.analysis.findings.support.thresholds import JUMP_BYTES
 from zerotop_probe.recording.events import UnusedGraphs
@@ -31,7 +31,7 @@ _KIND = FindingKind(
     ),
     advice="Without gradients they need less memory and time: run them under torch.no_grad().",
     fix="with torch.no_grad():",
-    superseded_by=(Kinds(is_told_again, "unused_graphs"),),
+    superseded_by=(Kinds(is_told_again, "unused_graphs"), Kinds(skips_backwards, "long_pause")),
 )
 # A single forward, such as one that measures a model, costs nothing.
 _FEWEST = 2

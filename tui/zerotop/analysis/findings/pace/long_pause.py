@@ -34,6 +34,7 @@ from zerotop.recording.reader import Event
 from zerotop.recording.samples import Floats, Rows
 from zerotop_probe.recording.event_values import SILENT
 from zerotop_probe.recording.events import Goodbye, Stacks, Tensors
+from zerotop_probe.recording.tables import PHASE_CODE
 
 _KIND = FindingKind(
     name="long_pause",
@@ -80,7 +81,21 @@ _ENDED = _UNFINISHED.with_changes(
     advice=_KIND.advice,
     fix=_KIND.fix,
 )
+_WITHOUT_STEPS = _UNFINISHED.with_changes(
+    headline="Training goes on without optimizer steps since step {last_step}: {pause_s:seconds}",
+    details=(
+        "After that step {forwards:.0f} forwards or more were made, and no backward; before, a step took"
+        " {iteration_s:seconds}."
+    ),
+    advice=(
+        "See where the script skips the backward, as of a batch whose loss is above a limit or NaN: it has skipped all"
+        " since then."
+    ),
+    explained_by=(Kinds(begins_together, "loss_not_finite"),),
+)
 _BY_THREAD = "Python runs one thread at a time: move the work at {location} to a separate process."
+# Forwards outside evaluations, without a backward, that show that training goes on: of a step of several there are fewer.
+_FEWEST_FORWARDS = 16
 # A step that has not ended is told with a sample of its silence, once it has taken so long (seconds, iterations) and longer
 # than all steps before together; then again with this many times as long.
 _UNFINISHED_S, _UNFINISHED_ITERATIONS, _LONGER_TIMES = 10.0, 100.0, 1.25
@@ -169,10 +184,21 @@ def _find_unfinished(window: SearchWindow[Group]) -> Iterator[Finding]:
         ):
             now = _Unfinished(step, begin_ns, usual, trained)
             begun += [now] if window.is_news(step, lambda *_: False, now) else []
-            yield _build_unfinished(window.subject, _UNFINISHED, now, event.unix_ns)
+            kind = _WITHOUT_STEPS if _count_forwards(lead, begin_ns, event.unix_ns) >= _FEWEST_FORWARDS else _UNFINISHED
+            yield _build_unfinished(window.subject, kind, now, event.unix_ns)
     for one, row in window.await_each(begun, lambda one: _find_end(lead.steps, one.begin_ns), "ends"):
         apart = ", ".join(name for name, column in _APART.items() if row[column] >= row["iteration_s"])
         yield _build_unfinished(window.subject, _ENDED, one, int(row["end_unix_ns"]), apart or None)
+
+
+def _count_forwards(process: Process, begin_ns: int, until_ns: int) -> int:
+    """Return the recorded forwards outside other phases between two moments, after which no backward was made; else 0."""
+    samples = process.records("spans").read_window(begin_ns, until_ns)
+    if not len(samples):
+        return 0
+    outermost = samples.rows[samples.rows["depth"] == 0]
+    has_backward = bool((outermost["phase"] == PHASE_CODE["backward"]).any())
+    return 0 if has_backward else int((outermost["phase"] == PHASE_CODE["forward"]).sum())
 
 
 def _find_end(steps: Rows, begin_ns: int) -> Any:
@@ -200,9 +226,11 @@ def _build_unfinished(group: Group, kind: FindingKind, one: _Unfinished, until_n
         kind = kind.with_changes(advice=_BY_THREAD, fix="{location}")
     cores = sum(thread.cores for thread in threads)
     cause = threads[0].describe("", len(threads) - 1, cores) if threads else None
+    if kind is _WITHOUT_STEPS:
+        evidence["forwards"] = _count_forwards(group.lead, one.begin_ns, until_ns)
     evidence["iterations"] = evidence["pause_s"] / evidence["iteration_s"]
     pid = group.lead.source.pid
-    values |= {"step": one.step, "cause": cause, "pid": pid, "apart": apart}
+    values |= {"step": one.step, "last_step": one.step - 1, "cause": cause, "pid": pid, "apart": apart}
     return kind.at(group, one.begin_ns, until_ns, evidence, cost=evidence["share"], **values)
 
 

@@ -266,6 +266,11 @@ def begins_with_change(effect: Finding, cause: Finding) -> bool:
     return -_SAME_CHANGE_STEPS < effect.step - cause.step <= _SAME_CHANGE_STEPS + effect.evidence["period"]
 
 
+def skips_backwards(effect: Finding, cause: Finding) -> bool:
+    """Whether forwards lack the backward that the script skips, and would make otherwise."""
+    return "forwards" in cause.evidence and begins_before(effect, cause)
+
+
 def slowed_by_threads(effect: Finding, cause: Finding) -> bool:
     """Whether iterations became longer while a function's threads became more and more, which made them longer."""
     is_slower = effect.evidence["after_s"] > effect.evidence["before_s"]
