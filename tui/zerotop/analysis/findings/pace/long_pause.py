@@ -19,6 +19,7 @@ from zerotop.analysis.findings.support.links import (
     TO_DEAD_THREADS,
     Kinds,
     begins_together,
+    begins_with_skips,
     is_one_of_pauses,
     is_simultaneous,
 )
@@ -46,7 +47,7 @@ _KIND = FindingKind(
     ),
     advice="Trace that step with torch.profiler, to see what it does.",
     fix=PROFILE,
-    explained_by=TO_DEAD_THREADS,
+    explained_by=(*TO_DEAD_THREADS, Kinds(begins_with_skips, "loss_not_finite")),
     repeats=(Kinds(is_simultaneous, "rank_stopped", "checkpoint_pause"),),
     superseded_by=(
         Kinds(begins_together, "iteration_shift"),
@@ -91,7 +92,6 @@ _WITHOUT_STEPS = _UNFINISHED.with_changes(
         "See where the script skips the backward, as of a batch whose loss is above a limit or NaN: it has skipped all"
         " since then."
     ),
-    explained_by=(Kinds(begins_together, "loss_not_finite"),),
 )
 _BY_THREAD = "Python runs one thread at a time: move the work at {location} to a separate process."
 # Forwards outside evaluations, without a backward, that show that training goes on: of a step of several there are fewer.

@@ -271,6 +271,11 @@ def skips_backwards(effect: Finding, cause: Finding) -> bool:
     return "forwards" in cause.evidence and begins_before(effect, cause)
 
 
+def begins_with_skips(effect: Finding, cause: Finding) -> bool:
+    """Whether the script skips all backwards since about then."""
+    return "forwards" in effect.evidence and begins_together(effect, cause)
+
+
 def slowed_by_threads(effect: Finding, cause: Finding) -> bool:
     """Whether iterations became longer while a function's threads became more and more, which made them longer."""
     is_slower = effect.evidence["after_s"] > effect.evidence["before_s"]
