@@ -786,7 +786,7 @@ def test_a_long_step_is_told_to_last_until_it_ends(name: str, ends: bool) -> Non
 @pytest.mark.parametrize(
     ("phases", "told"),
     [
-        (("forward",), "Training goes on without optimizer steps since step 99: 20 s"),
+        (("forward",), "Forwards without any optimizer step since step 99: 20 s"),
         (("forward", "backward"), "Step 100 has taken 20 s, others 16 ms"),
         ((), "Step 100 has taken 20 s, others 16 ms"),
     ],
@@ -807,4 +807,7 @@ def test_a_loop_that_skips_all_backwards_is_no_long_step(tmp_path: Path, phases:
     writer.close()
     (pause,) = find(tmp_path, long_pause.detect)
     assert pause.headline == told
-    assert ("skips the backward" in pause.advice) is pause.headline.startswith("Training goes on")
+    assert ("skips the backward" in pause.advice) is pause.headline.startswith("Forwards")
+    recording = read_recording(tmp_path)
+    (cost,) = rank_findings([pause], read_steps(recording), recording.end_ns)
+    assert cost.share == pytest.approx(20 / 21.6, rel=0.01)  # of the steps before and of this one

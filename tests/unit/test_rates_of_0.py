@@ -73,7 +73,7 @@ def test_rates_that_fall_to_0_for_more_than_the_last_steps(
     assert [one.headline for one in found] == [
         f"The learning rate has been 0 since step {last_risen + 1}: nothing is learned"
     ] * is_told
-    assert all("stepped with each micro-batch" in one.advice and "up to 0.001." in one.details for one in found)
+    assert all("stepped with each micro-batch" in one.advice and "up to 0.001, and " in one.details for one in found)
 
 
 def test_rates_that_decay_to_nothing(tmp_path: Path) -> None:
@@ -82,7 +82,8 @@ def test_rates_that_decay_to_nothing(tmp_path: Path) -> None:
     readings |= {step: (1e-2 * 0.5 ** (2 * step), NONE) for step in (20, 25, 40, 60, 80)}
     (found,) = find_rates(tmp_path, readings)
     assert found.headline == "The learning rate has been below 1e-12 since step 21: nothing is learned"
-    assert found.details.endswith("up to step 40. Before, it was up to 0.01.")
+    assert found.details.startswith("All groups of parameters had a learning rate below 1e-12 at each of")
+    assert "Before, it was up to 0.01, and 2.33e-12 at step 17" in found.details
     assert "stepped once an epoch" in found.advice
 
 

@@ -146,6 +146,7 @@ def _compute_cost(finding: Finding, findings: Sequence[Finding], steps: Rows, en
     seconds, spent_ns = _compute_seconds(finding, findings, steps, end_ns)
     on_gpu, on_host = (round(_read_bytes(finding, field)) for field in ("gpu_bytes", "host_bytes"))
     is_unfinished = finding.name in _STANDING and not len(_select_hung_step(finding, steps))
+    is_unfinished |= finding.name == "long_pause" and finding.step is not None and not (steps["step"] >= finding.step).any()
     is_unfinished |= finding.name in ("restarted", "stuck_at_start", "long_end")  # mostly time in which nothing trained
     return FindingCost(
         finding,

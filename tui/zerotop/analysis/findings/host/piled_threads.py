@@ -30,6 +30,8 @@ _STEPS_APART = 5
 _LOOK_BACK_NS, _UNSEEN_NS = 600_000_000_000, 3_000_000_000
 # A thread computes from this share of a core on.
 _USED_CORES = 0.02
+# The part of the lost time in which they compute, at least: the training thread waits for them.
+_EXPLAINED_SHARE = 1 / 3
 # The last steps that show how long iterations take now.
 _LATEST_STEPS = 20
 
@@ -66,16 +68,18 @@ def _judge(process: Process, pile: dict[int, ThreadPlace], known_ns: int) -> Fin
         return None
     cores = sum(float(np.median(samples.rows["cores_used"][at[-_LATEST_STEPS:]])) for at in alive.values())
     cost = 1 - before / after  # NaN if unknown
-    kind = _KIND if cost >= LEAST_COST else _KIND.with_changes(severity=Severity.INFO, advice="", fix="")
+    if not (cost >= LEAST_COST and cores >= _EXPLAINED_SHARE * cost):
+        cost = 0.0
+    kind = _KIND if cost else _KIND.with_changes(severity=Severity.INFO, advice="", fix="")
     place = pile[max(pile)]
     evidence = {"threads": float(len(alive)), "cores": cores}
-    evidence |= {"before_s": before, "after_s": after} if cost >= LEAST_COST else {}
+    evidence |= {"before_s": before, "after_s": after} if cost else {}
     return kind.at_steps(
         process,
         rows,
         evidence,
         known_ns=known_ns,
-        cost=cost if cost >= LEAST_COST else 0.0,
+        cost=cost,
         function=place.function,
         place=f"{place.file}:{place.line}",
         last_step=begins[-1],

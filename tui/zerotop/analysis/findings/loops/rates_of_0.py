@@ -66,6 +66,7 @@ class _RateSearch:
         self._times: list[int] = []  # of the readings of 0 in a row
         self._is_exact = True  # whether all of these are exactly 0
         self._highest = 0.0
+        self._last = 0, 0.0  # time and rate of the last reading that was not 0
 
     def find_new(self) -> Iterator[Finding]:
         """Yield the findings since the last call."""
@@ -89,7 +90,8 @@ class _RateSearch:
                 if self._told is not None:
                     yield self._build(_OVER, self._told.begin_ns, self._told.step, time_ns)
                 self._times, self._has_risen, self._told, self._is_exact = [], True, None, True
-                self._highest = max(self._highest, float(rates[place]))
+                self._last = time_ns, float(rates[place])
+                self._highest = max(self._highest, self._last[1])
 
     def _read_steps(self) -> Rows:
         """Return the steps from that of the first reading to that of the last one."""
@@ -105,8 +107,12 @@ class _RateSearch:
         return min(_STEPS, max(_LEAST_STEPS, _SHARE * planned[-1])) if planned else _STEPS
 
     def _build(self, kind: FindingKind, begin_ns: int, step: int | None, known_ns: int) -> Finding:
-        values: dict[str, Any] = {"rate": "0", "exact": "of exactly 0"}
-        values["fell"] = f"Before, it was up to {self._highest:.3g}." if self._highest else None
+        values: dict[str, Any] = {"rate": "0", "exact": "of exactly 0", "fell": None}
+        if self._highest:
+            last_ns, rate = self._last
+            values["fell"] = (
+                f"Before, it was up to {self._highest:.3g}, and {rate:.3g} at step {self._group.step_at(last_ns)}."
+            )
         if self._highest:
             kind = kind.with_changes(advice=_ENDED)
         if not self._is_exact:

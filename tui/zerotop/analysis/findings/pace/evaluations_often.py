@@ -106,7 +106,7 @@ def _measure(lead: Process, indexes: list[int], begin: int) -> _Often | None:
         "share": share,
         "period": period,
         "evaluations": float(len(indexes)),
-        "total_s": seconds,
+        "total_s": float(steps["eval_s"][indexes].sum()),
     }
     evidence |= {"iteration_s": float(np.nanmedian(rows["iteration_s"])), "earlier": earlier if is_more_often else None}
     begin_ns = int(rows["begin_unix_ns"][0] - 1e9 * steps["eval_s"][indexes[0]])

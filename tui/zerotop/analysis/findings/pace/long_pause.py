@@ -83,14 +83,14 @@ _ENDED = _UNFINISHED.with_changes(
     fix=_KIND.fix,
 )
 _WITHOUT_STEPS = _UNFINISHED.with_changes(
-    headline="Training goes on without optimizer steps since step {last_step}: {pause_s:seconds}",
+    headline="Forwards without any optimizer step since step {last_step}: {pause_s:seconds}",
     details=(
         "After that step {forwards:.0f} forwards or more were made, and no backward; before, a step took"
         " {iteration_s:seconds}."
     ),
     advice=(
-        "See where the script skips the backward, as of a batch whose loss is above a limit or NaN: it has skipped all"
-        " since then."
+        "If they are meant to train, see where the script skips the backward, as of a batch whose loss is NaN or above a"
+        " limit. If they evaluate, run them under torch.no_grad()."
     ),
 )
 _BY_THREAD = "Python runs one thread at a time: move the work at {location} to a separate process."

@@ -14,6 +14,9 @@ from zerotop_probe.recording.events import BusyThread
 # The least number of new threads, also as a share of those that wait for a core: loaders and loggers start a few.
 _FEWEST, _WAITING_SHARE = 2, 0.5
 
+# Threads of these are as many as are wanted.
+_POOLS = ("concurrent/futures/thread.py", "multiprocessing/pool.py")
+
 FEWEST_ALIKE = 3
 """Python threads of one function that the job starts again and again."""
 ADVICE = "The script starts them in mid-run, for example by torch.set_num_threads(): set it to the rank's number of cores."
@@ -56,8 +59,10 @@ def find_started_threads(before: Samples, after: Samples) -> StartedThreads | No
 
 
 def find_outermost(event: BusyThread) -> ThreadPlace | None:
-    """Return where a thread's own code is called from: its function is what the thread runs; None if it has no own code."""
+    """Return where a thread's own code is called from, in the function that it runs; None without one, and in a pool."""
     frames = event.frames
+    if any(frame.file in _POOLS for frame in frames):
+        return None
     for stack in event.stacks:
         own = [frames[number] for number in stack.frames if 0 <= number < len(frames) and frames[number].own]
         if own and own[-1].file.isprintable() and own[-1].function.isprintable():
