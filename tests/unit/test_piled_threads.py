@@ -15,7 +15,7 @@ from zerotop_probe.recording.writer import EventWriter
 STEPS = 600
 
 
-def write_job(folder: Path, lives: list[tuple[int, int]], slower: float = 0.5, functions: str = "fill") -> list[Finding]:
+def write_job(folder: Path, lives: list[tuple[int, int]], slower: float = 0.5, kind: str = "one function") -> list[Finding]:
     """Write a rank whose threads compute from one step to another, each of which makes steps of 20 ms so much longer."""
     at, spans, ends = 0.0, [], []
     for step in range(STEPS):
@@ -31,7 +31,7 @@ def write_job(folder: Path, lives: list[tuple[int, int]], slower: float = 0.5, f
         make_record(THREADS, time_ns=round(ends[step] * S), pid=100, tid=200 + number, cores_used=0.2, name=b"python")
         for step in range(0, STEPS, 4)
         for number, (begin, end) in enumerate(lives)
-        if begin <= step < end
+        if begin <= step < end and kind != "not sampled"
     ]
     write_table(folder, THREADS, make_identity(-1), *rows).close()
     write_table(folder, HOSTS, make_identity(-1), make_record(HOSTS, time_ns=round(at * S))).close()
@@ -39,12 +39,15 @@ def write_job(folder: Path, lives: list[tuple[int, int]], slower: float = 0.5, f
     writer.write(0, events.Hello)
     for number, (begin, _) in enumerate(lives):
         seen_ns = round(ends[begin + 10] * S)
-        function = functions if functions == "fill" else f"{functions}_{number}"
-        frame = {"file": "train.py", "line": 9, "function": function, "own": True}
+        function = "fill" if kind != "several functions" else f"fill_{number}"
+        frames = [{"file": "train.py", "line": 9, "function": function, "own": True}]
+        frames += [{"file": "concurrent/futures/thread.py", "line": 5, "function": "_worker", "own": False}] * (
+            kind == "pool"
+        )
         facts = {"thread": f"Thread-{number}", "tid": 200 + number, "cores": 0.2, "lock_wait_s": 0.0001, "held_s": 0.0001}
         facts |= {"begin_ns": seen_ns - S, "busy_ns": seen_ns - S, "end_ns": seen_ns, "samples": 9}
-        stacks = [{"count": 9, "seconds": 0.1, "frames": [0]}]
-        writer.write(seen_ns, events.BusyThread, **facts, frames=[frame], stacks=stacks)
+        stacks = [{"count": 9, "seconds": 0.1, "frames": list(range(len(frames)))}]
+        writer.write(seen_ns, events.BusyThread, **facts, frames=frames, stacks=stacks)
     writer.close()
     recording = read_recording(folder)
     return [one for one in detect_findings(recording, recording.end_ns) if one.name == "piled_threads"]
@@ -64,13 +67,14 @@ def test_threads_that_cost_nothing_are_no_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lives", "functions"),
+    ("lives", "kind"),
     [
-        pytest.param([(0, 200), (200, 400), (400, STEPS)], "fill", id="each ends before the next"),
-        pytest.param([(200, STEPS)] * 4, "fill", id="begun together"),
-        pytest.param([(0, STEPS), (200, STEPS)], "fill", id="two"),
-        pytest.param([(0, STEPS), (200, STEPS), (400, STEPS)], "part", id="of different functions"),
+        pytest.param([(0, 200), (200, 400), (400, STEPS)], "one function", id="each ends before the next"),
+        pytest.param([(one, one + 30) for one in range(0, STEPS, 30)], "one function", id="each short, and ends"),
+        pytest.param([(200, STEPS)] * 4, "one function", id="begun together"),
+        pytest.param([(0, STEPS), (200, STEPS)], "one function", id="two"),
+        *(([(0, STEPS), (200, STEPS), (400, STEPS)], kind) for kind in ("several functions", "pool", "not sampled")),
     ],
 )
-def test_other_threads(tmp_path: Path, lives: list[tuple[int, int]], functions: str) -> None:
-    assert not write_job(tmp_path, lives, functions=functions)
+def test_other_threads(tmp_path: Path, lives: list[tuple[int, int]], kind: str) -> None:
+    assert not write_job(tmp_path, lives, kind=kind)

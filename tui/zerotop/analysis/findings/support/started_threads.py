@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from zerotop_probe.recording.events import BusyThread
 # The least number of new threads, also as a share of those that wait for a core: loaders and loggers start a few.
 _FEWEST, _WAITING_SHARE = 2, 0.5
 
-# Threads of these are as many as are wanted.
+# Pools have a fixed number of threads.
 _POOLS = ("concurrent/futures/thread.py", "multiprocessing/pool.py")
 
 FEWEST_ALIKE = 3
@@ -23,7 +24,7 @@ ADVICE = "The script starts them in mid-run, for example by torch.set_num_thread
 
 
 class ThreadPlace(NamedTuple):
-    """The job's own function that a thread runs, and a line that was sampled in it."""
+    """A function of the job's own that a thread runs, and a line in it at which the thread was sampled."""
 
     file: str
     line: int
@@ -59,7 +60,7 @@ def find_started_threads(before: Samples, after: Samples) -> StartedThreads | No
 
 
 def find_outermost(event: BusyThread) -> ThreadPlace | None:
-    """Return where a thread's own code is called from, in the function that it runs; None without one, and in a pool."""
+    """Return the outermost frame of the job's own in a thread: the function that it runs; None without one, or in a pool."""
     frames = event.frames
     if any(frame.file in _POOLS for frame in frames):
         return None
@@ -72,6 +73,6 @@ def find_outermost(event: BusyThread) -> ThreadPlace | None:
 
 def count_alike(process: Process, known_ns: int) -> int:
     """Return how many threads were seen to compute in the same function of the job's own, the most of any."""
-    places = [find_outermost(event) for event in process.events_of(BusyThread) if event.unix_ns <= known_ns]
-    functions = [(place.file, place.function) for place in places if place is not None]
-    return max(map(functions.count, functions), default=0)
+    known = [(find_outermost(event), event.tid) for event in process.events_of(BusyThread) if event.unix_ns <= known_ns]
+    threads = {(place.file, place.function, tid) for place, tid in known if place is not None}
+    return max(Counter(thread[:2] for thread in threads).values(), default=0)

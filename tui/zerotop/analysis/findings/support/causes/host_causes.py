@@ -68,7 +68,7 @@ def check_crowding(change: StepChange) -> Cause | None:
         return None
     started, ranks = find_started_threads(*samples), len(change.group.processes_on(change.process.host))
     if started is not None and count_alike(change.process, change.latest_ns) >= FEWEST_ALIKE:
-        return None  # Python's own threads, of which there is a finding
+        return None  # Python's own threads, which torch.set_num_threads() does not change
     if started is not None:
         text = f"the rank has {started.after} threads instead of {started.before}, and {after:.1f} of them wait for cores"
         return Cause(text, ADVICE, started.build_fix(change.process, ranks), 0.8, finding="crowded_cores")
