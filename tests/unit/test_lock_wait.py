@@ -56,10 +56,14 @@ def test_the_line_after_the_one_that_kept_the_lock_is_not_named() -> None:
     assert float(done.stdout) < 0.6  # all, if each sample counts
 
 
-@pytest.mark.parametrize(("core_wait_ms", "is_late"), [(0, True), (30, False)])
-def test_a_wait_for_a_core_is_none_for_the_lock(core_wait_ms: int, is_late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a wait that ends 30 ms late."""
-    waits, times = iter([0, core_wait_ms * 10**6]), iter([0, 31 * 10**6])
+@pytest.mark.parametrize(
+    ("read_ms", "is_late"), [((5, 5), True), ((5, 35), False), ((5, None), True), ((None, 35), True), ((0, 30), False)]
+)
+def test_a_wait_for_a_core_is_none_for_the_lock(
+    read_ms: tuple[int | None, int | None], is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a wait that ends 30 ms late. Where the kernel does not tell, it counts as one for the lock."""
+    waits, times = iter([one if one is None else one * 10**6 for one in read_ms]), iter([0, 31 * 10**6])
     monkeypatch.setattr(lock_wait, "now", lambda: next(times))
     monkeypatch.setattr(lock_wait, "CoreWait", lambda: SimpleNamespace(read_ns=lambda: next(waits)))
     lock = lock_wait.LockWait()
@@ -76,10 +80,10 @@ def test_the_wait_for_a_core_is_measured_without_giving_the_lock_away() -> None:
     def share_core() -> None:
         os.sched_setaffinity(0, {core})
         read = lock_wait.CoreWait().read_ns
-        begin_ns, end_s = read(), time.monotonic() + 20
-        while read() < begin_ns + 50 * 10**6 and time.monotonic() < end_s:
+        begin_ns, end_s = read() or 0, time.monotonic() + 20
+        while (read() or 0) < begin_ns + 50 * 10**6 and time.monotonic() < end_s:
             sum(range(1000))
-        waited.append((read() - begin_ns) / 1e6)
+        waited.append(((read() or 0) - begin_ns) / 1e6)
 
     with subprocess.Popen([sys.executable, "-c", spin % core]) as busy:
         thread = threading.Thread(target=share_core)

@@ -36,8 +36,8 @@ class LockWait:
         interval_s, due_ns = sys.getswitchinterval(), now() + round(seconds * 1e9)
         is_set = wait_promptly(event, seconds) if is_prompt else event.wait(seconds)
         self._waited_ns = now() - due_ns
-        if self._waited_ns > _AWAKE_NS:
-            self._waited_ns -= self._core_wait.read_ns() - core_wait_ns
+        if self._waited_ns > _AWAKE_NS and core_wait_ns is not None:
+            self._waited_ns -= (self._core_wait.read_ns() or core_wait_ns) - core_wait_ns
         self._interval_ns = round(1e9 * (min(SHORT_S, interval_s) if is_prompt else interval_s))
         return is_set
 
@@ -66,14 +66,14 @@ class CoreWait:
 
             self._libc, self._buffer = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
 
-    def read_ns(self) -> int:
-        """Return the nanoseconds since the thread began; 0 if that is unknown."""
+    def read_ns(self) -> int | None:
+        """Return the nanoseconds since the thread began; None if that is unknown."""
         if self._libc is None:
-            return 0
+            return None
         file = self._libc.open(_SCHEDULING, os.O_RDONLY | os.O_CLOEXEC)
         if file < 0:
-            return 0
+            return None
         count = self._libc.read(file, self._buffer, len(self._buffer))
         self._libc.close(file)
         parts = self._buffer.raw[: max(count, 0)].split()
-        return int(parts[1]) if len(parts) > 1 else 0
+        return int(parts[1]) if len(parts) > 1 else None
