@@ -55,7 +55,7 @@ def start_training(cluster: Cluster, folder: Path, stack: ExitStack, *options: s
 
 @contextmanager
 def train_until_done(cluster: Cluster, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A job that ends, as it would by itself, when the test is done with it. It still runs then."""
+    """A job that trains until the test is done with it, and then ends by itself."""
     with ExitStack() as stack:
         processes = start_training(
             cluster, folder, stack, "--steps", "20000", "--pause", "0.05", "--until", str(folder / "done")

@@ -55,7 +55,7 @@ def test_the_transfer_counts_where_it_takes_least(
     found = [one for one in detect_findings(recording, recording.end_ns) if one.name == "buffers_sent"]
     assert [one.evidence["share"] for one in found] == ([share] if share is not None else [])
     for one in found:
-        assert "Rank 0, where it takes least, was in it in 12 of 40 samples" in one.details
+        assert "12 of 40 samples of rank 0 up to step 179 were taken there" in one.details
         assert one.ranks == (0, 1)
         (cost,) = rank_findings(found, read_steps(recording), recording.end_ns)
         assert cost.seconds == pytest.approx(0.3 * 10.0, rel=0.1)

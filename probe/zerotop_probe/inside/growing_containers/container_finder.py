@@ -119,7 +119,7 @@ class ContainerFinder:
 
 def find_lines(place: OwnerPlace, container: Any, frame: FrameType, paths: PathNames) -> list[OwnPlace]:
     """Return where the job's own code adds to a container; of a cache, the line that defines its function."""
-    if type(container) is not CACHED or read_limit(container) is None:
+    if type(container) is not CACHED:
         return place.find_additions(frame, paths)
     function = object.__getattribute__(container, "__dict__").get("__wrapped__")
     code = function.__code__ if type(function) is FunctionType else None
@@ -129,7 +129,7 @@ def find_lines(place: OwnerPlace, container: Any, frame: FrameType, paths: PathN
 
 def _describe_container(place: OwnerPlace, growth: ContainerGrowth, lines: list[OwnPlace]) -> dict[str, Any]:
     limit = read_limit(growth.container)
-    kind = "lru_cache" if type(growth.container) is CACHED and limit is not None else type(growth.container).__name__
+    kind = "lru_cache" if type(growth.container) is CACHED else type(growth.container).__name__
     facts = {"kind": kind, "length": growth.length, "added": growth.added}
     facts |= {"added_bytes": growth.added_bytes, "entry": growth.entry, "keeps_graph": growth.keeps_graph}
     facts |= {"limit": limit} if limit is not None else {}

@@ -21,7 +21,7 @@ _BUILT_IN = (str, bytes, bytearray, int, float, complex, list, tuple, dict, set,
 _MOST_MEASURED, _LEAST_LENGTH = 100, 4
 _MOST_ENTRIES = 16
 _MOST_WITHIN = 64
-# So many blocks of memory at least are kept by views that are told: not one, of all data, that is there anyway.
+# Views are told if they keep at least so many blocks: a single one, such as all of the data, may be there anyway.
 _FEWEST_VIEWED = 3
 _MOST_VALUES = 5000
 CACHED = type(lru_cache(maxsize=None)(int))

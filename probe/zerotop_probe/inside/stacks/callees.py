@@ -27,7 +27,7 @@ _INTERRUPTED = ("CALL", "PRECALL", "RESUME", "JUMP_BACKWARD", "POP_JUMP_BACKWARD
 _SLOW = ("BINARY", "INPLACE", "CONTAINS", "COMPARE", "BUILD_STRING", "FORMAT", "LIST_EXTEND", "SET_UPDATE", "DICT", "DELETE")
 _QUICK = {"len", "isinstance", "append", "get", "keys", "values", "items", "id", "type", "getattr", "hasattr", "iter"}
 _LETTING_IN = ("torch.", "numpy.", "time.", "zlib.", "os.", "posix.")
-# Functions of these that read Python's objects one by one before.
+# Functions among these that first read Python's objects one by one, with the lock.
 _READING = {"numpy.array", "numpy.asarray", "numpy.fromiter", "torch.tensor", "torch.as_tensor"}
 # Instructions at which a loop begins again, and those after which the next one is not run.
 _LETTING = ("RESUME", "YIELD", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "FOR_ITER")

@@ -36,7 +36,7 @@ _DETAILS = (
 
 # A container that holds this share of what host memory grew by explains it: small objects take more than their own sizes.
 _NOTABLE = 0.3
-# Views keep memory alive that is new: it is at most so many times what the rank's has grown by.
+# What views keep is new memory only if it is at most so many times what the rank's memory has grown by.
 _NEW_TIMES = 2.0
 # A tensor in host memory of at most so many bytes has one element.
 _NUMBER_BYTES = 4

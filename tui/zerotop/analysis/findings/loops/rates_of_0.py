@@ -113,7 +113,6 @@ class _RateSearch:
             values["fell"] = (
                 f"Before, it was up to {self._highest:.3g}, and {rate:.3g} at step {self._group.step_at(last_ns)}."
             )
-        if self._highest:
             kind = kind.with_changes(advice=_ENDED)
         if not self._is_exact:
             below, kind = f"below {NO_RATE:.0e}", kind.with_changes(advice=_DECAY)

@@ -94,7 +94,7 @@ _WITHOUT_STEPS = _UNFINISHED.with_changes(
     ),
 )
 _BY_THREAD = "Python runs one thread at a time: move the work at {location} to a separate process."
-# Forwards outside evaluations, without a backward, that show that training goes on: of a step of several there are fewer.
+# The fewest forwards outside evaluations, without a backward, that are no part of one long step.
 _FEWEST_FORWARDS = 16
 # A step that has not ended is told with a sample of its silence, once it has taken so long (seconds, iterations) and longer
 # than all steps before together; then again with this many times as long.

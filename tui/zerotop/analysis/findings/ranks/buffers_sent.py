@@ -13,8 +13,8 @@ _KIND = FindingKind(
     confidence=0.85,
     headline="DDP sends the model's buffers before each forward: {share:percent} of the time",
     details=(
-        "Rank {rank}, where it takes least, was in it in {inside:.0f} of {samples:.0f} samples of steps {step} to"
-        " {last_step}; other ranks may also wait there."
+        "{inside:.0f} of {samples:.0f} samples of rank {rank} up to step {last_step} were taken there. It has the smallest"
+        " share: other ranks may also wait there for a late one."
     ),
     advice=(
         "Tell DDP not to, if they never change, or if each rank may have its own, as of batch normalization. A constant"
@@ -22,7 +22,7 @@ _KIND = FindingKind(
     ),
     fix="broadcast_buffers=False",
 )
-# Samples of whole iterations on each rank that show it, and the least share of them.
+# The fewest samples of whole iterations on each rank that show it, and the smallest share of them.
 _FEWEST_SAMPLES, _LEAST_SHARE = 20, 0.1
 # It is looked at again with so many times the samples.
 _MORE_TIMES = 1.5

@@ -267,17 +267,17 @@ def begins_with_change(effect: Finding, cause: Finding) -> bool:
 
 
 def skips_backwards(effect: Finding, cause: Finding) -> bool:
-    """Whether forwards lack the backward that the script skips, and would make otherwise."""
+    """Whether no backward follows these forwards because the script skips every backward."""
     return "forwards" in cause.evidence and begins_before(effect, cause)
 
 
 def begins_with_skips(effect: Finding, cause: Finding) -> bool:
-    """Whether the script skips all backwards since about then."""
+    """Whether the script has skipped every backward since about the same step."""
     return "forwards" in effect.evidence and begins_together(effect, cause)
 
 
 def slowed_by_threads(effect: Finding, cause: Finding) -> bool:
-    """Whether iterations became longer while a function's threads became more and more, which made them longer."""
+    """Whether iterations became longer, for no known reason, while threads piled up that cost time."""
     is_slower = effect.evidence["after_s"] > effect.evidence["before_s"]
     return is_slower and effect.confidence < _CERTAIN and cause.cost > 0 and begins_before(effect, cause)
 
@@ -387,7 +387,7 @@ def names_same_line(effect: Finding, cause: Finding) -> bool:
 
 
 def _begins_near(effect: Finding, cause: Finding) -> bool:
-    """Whether both began within the steps in which samples may date the one and a wandering pace the other."""
+    """Whether both began within so few steps that samples, or a pace that wanders, may have dated one of them wrongly."""
     return effect.step is not None and cause.step is not None and abs(effect.step - cause.step) <= NEAR_STEPS
 
 
