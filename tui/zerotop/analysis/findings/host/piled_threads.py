@@ -99,13 +99,5 @@ def _judge(process: Process, pile: list[_Thread], known_ns: int) -> Finding | No
     place = busy[-1].place
     evidence = {"threads": float(len(busy)), "cores": cores}
     evidence |= {"before_s": before, "after_s": after} if cost else {}
-    return kind.at_steps(
-        process,
-        rows,
-        evidence,
-        known_ns=known_ns,
-        cost=cost,
-        function=place.function,
-        place=f"{place.file}:{place.line}",
-        last_step=begins[-1],
-    )
+    values = {"function": place.function, "place": f"{place.file}:{place.line}", "last_step": begins[-1]}
+    return kind.at_steps(process, rows, evidence, known_ns=known_ns, cost=cost, **values)

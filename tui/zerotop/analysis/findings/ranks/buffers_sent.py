@@ -35,10 +35,9 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     group = window.subject
     if len(group.processes) < 2 or group.engine.parallelism != "DDP":
         return
-    for process in group.processes:
-        counts = window.keep(_Counts, process)
-        counts.add(select_events_in(window.items(process.events_of(Stacks), process), (UNSEEN,), SHARE))
     each = {process: window.keep(_Counts, process) for process in group.processes}
+    for process, counts in each.items():
+        counts.add(select_events_in(window.items(process.events_of(Stacks), process), (UNSEEN,), SHARE))
     fewest = min(one.samples for one in each.values())
     if fewest < _FEWEST_SAMPLES or not window.has_grown(fewest, _FEWEST_SAMPLES, _MORE_TIMES - 1, "samples"):
         return
