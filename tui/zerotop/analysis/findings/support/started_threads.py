@@ -59,10 +59,15 @@ def find_started_threads(before: Samples, after: Samples) -> StartedThreads | No
     return StartedThreads(usual, now)
 
 
+def is_in_pool(event: BusyThread) -> bool:
+    """Whether a thread is one of a pool."""
+    return any(frame.file in _POOLS and not frame.own for frame in event.frames)
+
+
 def find_outermost(event: BusyThread) -> ThreadPlace | None:
     """Return the outermost frame of the job's own in a thread: the function that it runs; None without one, or in a pool."""
     frames = event.frames
-    if any(frame.file in _POOLS for frame in frames):
+    if is_in_pool(event):
         return None
     for stack in event.stacks:
         own = [frames[number] for number in stack.frames if 0 <= number < len(frames) and frames[number].own]

@@ -15,6 +15,7 @@ from zerotop.analysis.findings.support.causes.host_causes import measure_change_
 from zerotop.analysis.findings.support.causes.step_change import Advice, Cause, StepChange, count_iterations
 from zerotop.analysis.findings.support.evidence import Process, Rows
 from zerotop.analysis.findings.support.host_load import SLOW_TIMES, hides_slow_cores, measure_thread_use
+from zerotop.analysis.findings.support.started_threads import find_outermost, is_in_pool
 from zerotop.analysis.findings.support.thresholds import STALL_SECONDS
 from zerotop.analysis.formatting import Text, format_seconds
 from zerotop.analysis.hangs.stacks import list_stacks
@@ -84,7 +85,6 @@ _UNSEEN_NS, _STEPS_OFF = 100_000_000, 2
 
 # In these a thread gives the lock away.
 _WAITING = frozenset((WaitKind.SLEEP, WaitKind.LOCK, WaitKind.FILE, WaitKind.NETWORK, WaitKind.DATA, WaitKind.WORKERS))
-_POOL_FILE = "concurrent/futures/thread.py"
 _BACKWARD_FILES = ("torch/autograd/graph.py", "torch/autograd/__init__.py")
 
 _ADVICE = (
@@ -205,8 +205,9 @@ def _list_threads(process: Process, known_ns: int) -> Iterator[ThreadCause]:
         if event.unix_ns <= known_ns and wait_s >= _LOCK_WAIT_S and is_plain and not is_other:
             times = event.begin_ns + offset_ns, event.busy_ns + offset_ns
             measured = event.cores, held_s if is_held else 0.0
-            is_in_pool = any(frame.file == _POOL_FILE and not frame.own for frame in event.frames)
-            yield ThreadCause(name, *times, *measured, _find_line(event), _find_target(event), is_in_pool)
+            place = find_outermost(event)
+            target = place.function if place is not None and place.function.isidentifier() else ""
+            yield ThreadCause(name, *times, *measured, _find_line(event), target, is_in_pool(event))
 
 
 def _is_training(event: events.BusyThread) -> bool:
@@ -242,13 +243,3 @@ def _find_line(event: events.BusyThread) -> CodeLine | None:
         return None
     most = max(by_function, key=lambda key: by_function[key])
     return max((line for line in seconds if (line.file, line.function) == most), key=lambda line: seconds[line])
-
-
-def _find_target(event: events.BusyThread) -> str:
-    """Return the name of the outermost function in the job's own code, or "" if it is no plain name."""
-    frames = event.frames
-    for stack in event.stacks:
-        own = [frames[number] for number in stack.frames if 0 <= number < len(frames) and frames[number].own]
-        if own and own[-1].function.isidentifier():
-            return own[-1].function
-    return ""
